@@ -1,0 +1,1 @@
+"""Routers obey commands: the control-topic consumer and one adapter a router."""

@@ -1,0 +1,1 @@
+"""Simulated inference servers, load and faults with known truth."""

@@ -1,0 +1,1 @@
+"""Where results go to stay: ClickHouse, and the queries that answer questions from it."""

@@ -77,7 +77,7 @@ def parse(schema: Schema) -> Schema:
 
 
 def schema_fingerprint(schema: Schema) -> bytes:
-    """CRC-64-AVRO of the canonical form, 8 bytes little endian, as single-object encoding has it."""
+    """CRC-64-AVRO of the canonical form, 8 bytes little endian as single-object encoding has it."""
     return bytes.fromhex(fingerprint(to_parsing_canonical_form(schema), "CRC-64-AVRO"))
 
 

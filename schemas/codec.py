@@ -28,7 +28,7 @@ Reason = Literal[
 
 
 class DecodeError(ValueError):
-    """Bytes that are no message of this topic; ``reason`` is short, the text says what and where."""
+    """Bytes that are no message of this topic; ``reason`` is short, the text says where."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -36,7 +36,7 @@ class DecodeError(ValueError):
 
 
 class SchemaRegistry(Protocol):
-    """What the codec asks of a schema registry; both calls may block once a schema and are cached."""
+    """What the codec asks of a schema registry; both may block once a schema and are cached."""
 
     def register(self, subject: str, schema: dict[str, Any]) -> int:
         """Id of the schema under the subject, registered if it is new. Raises OSError."""

@@ -18,7 +18,7 @@ class KafkaConfig:
     prefix: str = "prism"
     """Put before every topic and consumer group, with a dot."""
     partitions: Annotated[int, Ge(1)] = 6
-    """Partitions of the topics keyed by instance or service; the number of workers is bounded by it."""
+    """Partitions of the topics keyed by instance or service; bounds the number of workers."""
     replication: Annotated[int, Ge(1)] = 1
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
@@ -30,7 +30,7 @@ class KafkaConfig:
     """PEM file of the client's own certificate; empty for none."""
     ssl_key: str = field(default="", repr=False)
     registry_url: str = ""
-    """Confluent-compatible schema registry; empty writes single-object encoding with shipped schemas."""
+    """Confluent-compatible schema registry; empty writes single-object encoding."""
 
     def topic(self, topic: Topic) -> str:
         """Name of the topic on this cluster."""

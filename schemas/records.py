@@ -1,4 +1,4 @@
-"""The records that cross a process, frozen and typed; the ``.avsc`` file of the same name is the source.
+"""The records that cross a process, frozen and typed; the ``.avsc`` of the same name is the source.
 
 Field documentation (unit, what null means) stands in the Avro files, and
 ``tests/schemas/test_records.py`` proves that both agree in names, order, types and defaults.
@@ -133,7 +133,7 @@ class ProcessSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """What the operating system counted for one inference server and its machine over one interval."""
+    """What the operating system counted for one inference server and its machine."""
 
     instance: str
     source: str

@@ -100,7 +100,7 @@ class Observation:
     first_tokens: FirstTokens = field(default_factory=FirstTokens)
     open_requests: OpenRequests = field(default_factory=OpenRequests)
     chunk_gaps_ms: Floats = field(default_factory=_floats)
-    """Gaps between consecutive content events of a stream, all streams, that ended in the window."""
+    """Gaps between consecutive content events of a stream that ended in the window, all streams."""
     stages: tuple[StageTime, ...] = ()
     """Stages of the requests that ended in the window."""
     ttft_ms: float | None = None

@@ -10,7 +10,7 @@ class Emit(Protocol):
     """Where a source hands its samples; never blocks, never raises."""
 
     def sample(self, topic: Topic, sample: Any) -> None:
-        """Take one record of the topic; its ``instance`` is the key. Dropped and counted if full."""
+        """Take one record of the topic, keyed by its ``instance``; dropped and counted if full."""
 
     def watermark(self, topic: Topic, instance: str, watermark_ns: int) -> None:
         """Promise that no earlier sample of this topic and instance will follow.

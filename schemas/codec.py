@@ -79,7 +79,13 @@ class Codec:
         out = io.BytesIO()
         out.write(self._header(topic, writer))
         try:
-            schemaless_writer(out, writer.schema, writer.to_dict(message), strict=True)
+            schemaless_writer(
+                out,
+                writer.schema,
+                writer.to_dict(message),
+                strict=True,
+                disable_tuple_notation=True,
+            )
         except (
             ValueError,
             TypeError,

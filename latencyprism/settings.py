@@ -1,6 +1,6 @@
 """The one settings object: from a file, the environment and flags, in rising order of precedence.
 
-A file is TOML or JSON and has a table a part (``[kafka]``, ``[collectors]``, ...). The environment
+A file is TOML or JSON and has a table a part (``[kafka]``, ``[collectors]``). The environment
 spells a key ``LATENCYPRISM_KAFKA__BOOTSTRAP``, a flag ``--set kafka.bootstrap=host:9092``; lists and
 tables in either are JSON.
 """
@@ -111,7 +111,7 @@ def load(config: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
 
 
 def dump(settings: Settings) -> str:
-    """The settings as JSON that :func:`load` reads back, secrets included: keep the file private."""
+    """The settings as JSON that :func:`load` reads back, secrets included: keep it private."""
     text: str = TypeAdapter(Settings).dump_json(settings, indent=1).decode()
     return text
 
@@ -144,7 +144,9 @@ def _parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals:
-            raise SettingsError(f"--set {override}: give it as key=value, such as kafka.prefix=test")
+            raise SettingsError(
+                f"--set {override}: give it as key=value, such as kafka.prefix=test"
+            )
         *path, last = key.split(".")
         inner = values
         for name in path:

@@ -101,7 +101,7 @@ class Board:
 
 
 def _ms(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+    return "-" if value is None else f"{value:.1f}"
 
 
 def _why(profile: BatchProfile, now_ns: int) -> str:

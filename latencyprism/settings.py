@@ -1,8 +1,8 @@
 """The one settings object: from a file, the environment and flags, in rising order of precedence.
 
 A file is TOML or JSON and has a table a part (``[kafka]``, ``[collectors]``). The environment
-spells a key ``LATENCYPRISM_KAFKA__BOOTSTRAP``, a flag ``--set kafka.bootstrap=host:9092``; lists and
-tables in either are JSON.
+spells a key ``LATENCYPRISM_KAFKA__BOOTSTRAP``, a flag ``--set kafka.bootstrap=host:9092``; lists
+and tables in either are JSON.
 """
 
 import json
@@ -29,6 +29,7 @@ from latencyprism.sinks.config import StoreConfig
 from latencyprism.streams.config import StreamsConfig
 
 PREFIX = "LATENCYPRISM_"
+SECRETS = (("kafka", "sasl_password"), ("kafka", "ssl_key"), ("store", "password"))
 NOT_SETTINGS = {"LATENCYPRISM_CONFIG", "LATENCYPRISM_CACHE", "LATENCYPRISM_TRACES"}
 
 
@@ -110,10 +111,23 @@ def load(config: Path | None = None, overrides: Iterable[str] = ()) -> Settings:
         raise SettingsError("\n".join(lines)) from e
 
 
-def dump(settings: Settings) -> str:
-    """The settings as JSON that :func:`load` reads back, secrets included: keep it private."""
-    text: str = TypeAdapter(Settings).dump_json(settings, indent=1).decode()
-    return text
+def dump(settings: Settings, *, secrets: bool) -> str:
+    """The settings as JSON that :func:`load` reads back; without secrets those are starred."""
+    values = TypeAdapter(Settings).dump_python(settings, mode="json")
+    if not secrets:
+        for part, key in SECRETS:
+            if values[part][key]:
+                values[part][key] = "***"
+    return json.dumps(values, indent=2)
+
+
+def write(settings: Settings, folder: Path) -> Path:
+    """Write the settings, secrets included, where only this user can read them, for children."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "settings.json"
+    path.touch(mode=0o600)
+    path.write_text(dump(settings, secrets=True))
+    return path
 
 
 def _FileSource(path: Path) -> PydanticBaseSettingsSource:  # noqa: N802 chooses between two classes

@@ -1,0 +1,5 @@
+"""``python -m latencyprism``."""
+
+from latencyprism.cli import main
+
+main()

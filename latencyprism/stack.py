@@ -71,12 +71,10 @@ def running_stack(
         config = settings_module.write(settings, run)
         say("starting workers and sink")
         children = [supervisor.role("sink", "sink", config=config)]
-        for number in range(1, workers + 1):
-            children.append(
-                supervisor.role(
-                    f"worker-{number}", "worker", "--number", str(number), config=config
-                )
-            )
+        children += [
+            supervisor.role(f"worker-{n}", "worker", "--number", str(n), config=config)
+            for n in range(1, workers + 1)
+        ]
         for child in children:
             child.wait_ready(READY_TIMEOUT_S)
         yield Stack(settings=settings, config=config, supervisor=supervisor, broker=name)

@@ -1,4 +1,4 @@
-"""Reaching the store from a command: a server by URL, or the embedded one started for the moment."""
+"""Reaching the store from a command: a server by URL, or the embedded one for the moment."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,0 +1,1 @@
+"""Recordings: telemetry kept in files, fed through the streams again and scored."""

@@ -1,0 +1,59 @@
+"""Settings of the collector agent."""
+
+import socket
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+from latencyprism.collectors.engine.config import EngineConfig
+from latencyprism.collectors.host.config import HostConfig
+
+SourceName = Literal["engine", "host", "network", "xpu"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishConfig:
+    """How samples are packed, and how many are held while the broker is away."""
+
+    linger_ms: Annotated[int, Ge(1), Le(1000)] = 80
+    """Longest time a sample waits to be packed with others."""
+    pack_samples: Annotated[int, Ge(1), Le(10_000)] = 500
+    """Most samples of one message; so many waiting samples are packed at once."""
+    queue_samples: Annotated[int, Ge(1)] = 20_000
+    """Most samples that wait to be packed; the oldest is dropped and counted beyond it."""
+    backlog_mb: Annotated[float, Gt(0)] = 16.0
+    """Most bytes of encoded messages held while the broker is away, 10^6 bytes; the oldest
+    message is dropped and counted beyond it."""
+    delivery_timeout_s: Annotated[float, Gt(0)] = 120.0
+    """How long the client library tries to deliver a message it has taken over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostConfig:
+    """What the agent may take from the machine it watches."""
+
+    cpu_pct: Annotated[float, Gt(0)] = 5.0
+    """Ceiling of the agent's own CPU use, % of one core."""
+    rss_mb: Annotated[float, Gt(0)] = 200.0
+    """Ceiling of the agent's resident memory, 10^6 bytes."""
+    patience_s: Annotated[int, Ge(1)] = 5
+    """Seconds above a ceiling after which a source is shed."""
+    resume_s: Annotated[int, Ge(1)] = 300
+    """Seconds below both ceilings after which the source shed last is tried again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorConfig:
+    """What one agent watches, how often, and what it may cost."""
+
+    agent: Annotated[str, MinLen(1)] = field(default_factory=socket.gethostname)
+    """Name of this agent in every message; the host's name unless set."""
+    engines: tuple[str, ...] = ()
+    """Base URLs of the inference servers watched, such as ``http://127.0.0.1:8000``."""
+    sources: tuple[SourceName, ...] = ("engine", "host", "network", "xpu")
+    """Ways of watching that are enabled; one that this machine does not permit is reported."""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    host: HostConfig = field(default_factory=HostConfig)
+    publish: PublishConfig = field(default_factory=PublishConfig)
+    cost: CostConfig = field(default_factory=CostConfig)

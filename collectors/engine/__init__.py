@@ -1,0 +1,1 @@
+"""Scrapes the metrics page of inference servers under one set of names."""

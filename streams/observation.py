@@ -13,6 +13,7 @@ from latencyprism.schemas.records import EngineSample, HostSample, StageTime, Xp
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 def _floats() -> Floats:
@@ -21,6 +22,10 @@ def _floats() -> Floats:
 
 def _ints() -> Ints:
     return np.empty(0, np.int64)
+
+
+def _bools() -> Bools:
+    return np.empty(0, np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,8 @@ class FirstTokens:
     upload_ms: Floats = field(default_factory=_floats)
     """Last request byte minus first."""
     prompt_tokens: Floats = field(default_factory=_floats)
+    tokens_estimated: Bools = field(default_factory=_bools)
+    """Whether ``prompt_tokens`` is an estimate from the size of the request."""
     cached_tokens: Floats = field(default_factory=_floats)
     request_bytes: Floats = field(default_factory=_floats)
     decoding: Ints = field(default_factory=_ints)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -58,8 +58,6 @@ class ProxyConfig:
     max_body_bytes: Annotated[int, Ge(1)] = 32 * 1024 * 1024
     drain_timeout_s: Annotated[float, Ge(0)] = 10.0
     """At the end, open streams get this long to finish."""
-    timings: bool = False
-    """Report request timings to Kafka; for hosts where capturing packets is not allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +66,6 @@ class RouterConfig:
 
     router: str = "router"
     """Name in acks; each running router needs its own."""
-    adapter: Literal["haproxy", "proxy"] = "haproxy"
-    """What ``latencyprism router`` drives: a running HAProxy, or the reference proxy it starts."""
     targets: Mapping[str, str] = field(default_factory=dict)
     """Instance as commands name it (host:port) → the router's own name for it: a server of the
     HAProxy backend, or the address at which the proxy reaches it. Commands for others are left

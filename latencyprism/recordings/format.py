@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import fastavro
 from fastavro.write import Writer
@@ -202,7 +202,9 @@ class Recording:
         read = 0
         for at, container in _containers(path):
             try:
-                values = fastavro.reader(io.BytesIO(container), schema)
+                values = cast(
+                    "Iterator[dict[str, Any]]", fastavro.reader(io.BytesIO(container), schema)
+                )
                 records = [from_dict(value) for value in values]
             except Exception as e:  # noqa: BLE001 # fastavro and zlib raise what their C code meets
                 self._damaged(path, read, f"block at byte {at}: {type(e).__name__} {e}")
@@ -245,7 +247,7 @@ def _containers(path: Path) -> Iterator[tuple[int, bytes]]:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                fastavro.reader(data)
+                fastavro.reader(cast("BinaryIO", data))
             except Exception:  # noqa: BLE001 # told by whoever decodes the piece
                 yield 0, data[:BLOCK_BYTES]
                 return

@@ -21,6 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+
 from latencyprism.recordings.format import FAULTS, FOREIGN, LABELS, RecordingError
 
 GRACE_NS = 5_000_000_000
@@ -50,12 +53,12 @@ class Window:
 class Score:
     """Figures by the names of the ``real.`` row, what they come from, and the false alarms."""
 
-    figures: Mapping[str, float]
+    figures: Mapping[str, int | float]
     """A figure that can't be told, such as the delay when nothing was found, is missing."""
     windows: tuple[Window, ...]
     false_alarms_ns: tuple[int, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The object that ``latencyprism score --json`` prints."""
         return {
             "figures": {name: {"value": value} for name, value in self.figures.items()},
@@ -97,6 +100,33 @@ def score(recording: Path, report: Mapping[str, Any]) -> Score:
     return Score(figures=_figures(windows, len(false)), windows=windows, false_alarms_ns=false)
 
 
+def score_files(recording: Path, report: Path) -> Score:
+    """:func:`score` of a report's file. Raises RecordingError when it is no report."""
+    try:
+        alerts = json.loads(report.read_text())["alerts"]
+    except (OSError, ValueError, KeyError, TypeError) as e:
+        raise RecordingError(f"{report} is no report: {type(e).__name__} {e}") from e
+    return score(recording, {"alerts": alerts})
+
+
+def render(result: Score) -> RenderableType:
+    """The score for people: a table of the windows, the false alarms and the figures."""
+    windows = Table("window", "expected", "alerts", "delay s", "first cause", "right cause")
+    for window in result.windows:
+        windows.add_row(
+            window.kind,
+            window.expect,
+            str(window.alerts),
+            "" if window.delay_s is None else f"{window.delay_s:.2f}",
+            window.family or "",
+            window.place or "",
+        )
+    figures = Table("figure", "value")
+    for name, value in result.figures.items():
+        figures.add_row(name, f"{value:.3f}" if isinstance(value, float) else str(value))
+    return Group(windows, figures)
+
+
 def _window(
     fault: Mapping[str, Any], label: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]
 ) -> Window:
@@ -120,7 +150,7 @@ def _onset(fault: Mapping[str, Any]) -> int:
     return int(pulses[0][0] if pulses else fault["t_on"])
 
 
-def _figures(windows: Sequence[Window], false_alarms: int) -> dict[str, float]:
+def _figures(windows: Sequence[Window], false_alarms: int) -> dict[str, int | float]:
     expected = [window for window in windows if window.expect == "fault"]
     found = [window for window in expected if window.alerts]
     wrong = sum(1 for window in windows if window.expect == "workload" and window.alerts)
@@ -128,7 +158,7 @@ def _figures(windows: Sequence[Window], false_alarms: int) -> dict[str, float]:
     precision = len(found) / max(1, len(found) + false_alarms + wrong)
     recall = len(found) / max(1, len(expected))
     both = precision + recall
-    figures = {
+    figures: dict[str, int | float] = {
         "real.precision": precision,
         "real.recall": recall,
         "real.f1": 2 * precision * recall / both if both else 0.0,
@@ -153,7 +183,7 @@ def _busy_moments(path: Path) -> list[int]:
     moments = []
     last = 0
     for row in rows:
-        at = row.get("t_ns") or row.get("t")
+        at = int(row.get("t_ns") or row["t"])
         ticks = row.get("ticks", row.get("total", 0))
         if last and at > last and ticks / TICKS_PER_S / ((at - last) / 1e9) > BUSY_CORES:
             moments.append(at)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from latencyprism.recordings.format import RecordingError
-from latencyprism.recordings.score import Score, score
+from latencyprism.recordings.score import Score, render, score, score_files
 
 S = 1_000_000_000
 T0 = 1_796_000_000 * S
@@ -123,6 +124,21 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         scored(path)
 
 
+def test_files_are_scored_and_rendered(tmp_path: Path) -> None:
+    path = folder(tmp_path / "r", [(fault(10, 20), "fault")])
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"alerts": [alert(10.5)]}))
+    result = score_files(path, report)
+    assert result.figures["real.recall"] == 1.0
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(render(result))
+    assert "real.delay_p50_s" in captured.get()
+    report.write_text("[]")
+    with pytest.raises(RecordingError, match="no report"):
+        score_files(path, report)
+
+
 def _frozen() -> Any:
     if TRACES is None:
         pytest.skip("LATENCYPRISM_TRACES does not point to the lab's traces")
@@ -162,5 +178,5 @@ def test_agrees_with_the_frozen_script_to_the_digit() -> None:
             figures, rows, false = frozen.score(trace, report)
             ours = score(trace, report)
             assert ours.figures == {k: v for k, v in figures.items() if v is not None}
-            assert ours.to_json()["windows"] == rows
+            assert ours.as_json()["windows"] == rows
             assert list(ours.false_alarms_ns) == [a["fired_ns"] for a in false]

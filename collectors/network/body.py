@@ -1,0 +1,108 @@
+"""The few facts read out of JSON, by key, without parsing or keeping the text around them.
+
+A key is looked for as it stands in JSON: its quotes are not escaped, so that text inside a string
+(where every quote is escaped) is never taken for one. Nesting is not followed: the first value of
+a name counts, of token counts the last.
+"""
+
+import json
+import re
+from typing import Final, Literal
+
+MAX_NAME: Final = 256
+"""Longest model name, in characters or escapes; a longer value is not taken."""
+
+TokenField = Literal["prompt_tokens", "completion_tokens", "cached_tokens"]
+
+_COUNTS: Final[dict[bytes, TokenField]] = {
+    b"prompt_tokens": "prompt_tokens",  # OpenAI, SGLang
+    b"tokens_evaluated": "prompt_tokens",  # llama.cpp
+    b"input_length": "prompt_tokens",  # TGI
+    b"completion_tokens": "completion_tokens",
+    b"tokens_predicted": "completion_tokens",
+    b"generated_tokens": "completion_tokens",
+    b"cached_tokens": "cached_tokens",
+    b"cache_n": "cached_tokens",
+}
+_COUNT = re.compile(
+    rb'(?<!\\)"(' + b"|".join(_COUNTS) + rb')"\s{0,8}:\s{0,8}(\d{1,15})(?=[^\d.eE])', re.ASCII
+)
+_MODEL = re.compile(rb'(?<!\\)"model"\s{0,8}:\s{0,8}"((?:[^"\\]|\\.){1,%d})"' % MAX_NAME, re.DOTALL)
+_TOKEN_LIST = re.compile(
+    rb'(?<!\\)"(?:prompt|input_ids|prompt_token_ids)"\s{0,8}:\s{0,8}\[\s{0,8}\d'
+)
+_LONGEST = 2 * MAX_NAME + 64
+"""No match of the patterns above is longer, so a carry of this size loses none."""
+
+
+def token_counts(text: bytes) -> dict[TokenField, int]:
+    """Token counts that complete JSON text names, by the names of all known engines."""
+    return {_COUNTS[name]: int(number) for name, number in _COUNT.findall(text)}
+
+
+def model_name(text: bytes) -> str | None:
+    """First value of a key ``model``; None without one, or when it is empty or too long."""
+    found = _MODEL.search(text)
+    if found is None:
+        return None
+    try:
+        return str(json.loads(b'"%b"' % found[1]))
+    except ValueError:
+        return None
+
+
+class RequestScan:
+    """Reads the model, and the length of a prompt of token ids, out of a request body in pieces.
+
+    Gives the same for any cut of the body; keeps no more than :data:`_LONGEST` bytes of it.
+    """
+
+    __slots__ = ("_carry", "_counting", "model", "prompt_tokens")
+
+    def __init__(self) -> None:
+        self.model: str | None = None
+        self.prompt_tokens: int | None = None
+        """Token ids of the prompt; None for a prompt of text, and until its list has ended."""
+        self._carry = b""
+        self._counting: int | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece of the body."""
+        text = self._carry + data
+        if self.model is None:
+            self.model = model_name(text)
+        if self._counting is not None:
+            self._count(data)
+        elif self.prompt_tokens is None and (found := _TOKEN_LIST.search(text)):
+            self._counting = 1
+            self._count(text[found.end() :])
+        self._carry = text[-_LONGEST:]
+
+    def _count(self, text: bytes) -> None:
+        assert self._counting is not None
+        end = text.find(b"]")
+        self._counting += text.count(b",", 0, len(text) if end < 0 else end)
+        if end >= 0:
+            self.prompt_tokens, self._counting = self._counting, None
+
+
+class AnswerScan:
+    """Reads the model and token counts out of an answer that is no event stream, in pieces.
+
+    Gives the same for any cut of the body; keeps no more than :data:`_LONGEST` bytes of it.
+    """
+
+    __slots__ = ("_carry", "counts", "model")
+
+    def __init__(self) -> None:
+        self.model: str | None = None
+        self.counts: dict[TokenField, int] = {}
+        self._carry = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece of the body."""
+        text = self._carry + data
+        if self.model is None:
+            self.model = model_name(text)
+        self.counts.update(token_counts(text))
+        self._carry = text[-_LONGEST:]

@@ -1,7 +1,7 @@
 """A continuous-batching inference engine as a pure state machine: time and chance are passed in.
 
-Whoever drives it (virtual time in :mod:`.run`, a clock in :mod:`.server`) calls :meth:`Engine.begin`,
-lets time pass until the step ends, and calls :meth:`Engine.complete`.
+Whoever drives it (virtual time in :mod:`.run`, a clock in :mod:`.server`) calls
+:meth:`Engine.begin`, lets time pass until the step ends, and calls :meth:`Engine.complete`.
 """
 
 import math
@@ -78,8 +78,8 @@ class Completed:
 
     step: Step
     tokens: tuple[Token, ...]
-    joined: int
-    """Sequences whose first token came out of it."""
+    first_tokens_ms: tuple[float, ...]
+    """Time to first token of every request whose first one came out of it."""
     served: tuple[Served, ...]
     """Requests that ended with it."""
     gaps_ms: tuple[float, ...]
@@ -257,7 +257,7 @@ class Engine:
         tokens: list[Token] = []
         served: list[Served] = []
         gaps: list[float] = []
-        joined = 0
+        first: list[float] = []
         for sequence, computed in self._plan:
             sequence.computed += computed
             self._kv_used += computed
@@ -266,7 +266,7 @@ class Engine:
             if sequence.generated:
                 gaps.append((now_ns - sequence.last_token_ns) / NS_PER_MS)
             else:
-                joined += 1
+                first.append((now_ns - sequence.request.arrival_ns) / NS_PER_MS)
                 sequence.first_token_ns = now_ns
                 self._cache(sequence)
                 self.totals.prompt_tokens += sequence.request.prompt_tokens
@@ -285,7 +285,7 @@ class Engine:
         return Completed(
             step=step,
             tokens=tuple(tokens),
-            joined=joined,
+            first_tokens_ms=tuple(first),
             served=tuple(served),
             gaps_ms=tuple(gaps),
         )

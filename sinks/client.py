@@ -22,8 +22,12 @@ from latencyprism.sinks.store.lock import find_endpoint
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client
 
-OLDEST = (24, 10)
+OLDEST = "24.10"
 """First ClickHouse whose refreshable materialized views may append."""
+
+
+QUERY_CODES = frozenset({46, 47, 60, 62, 115})
+"""Unknown function, identifier, table; syntax error; unknown setting."""
 
 
 def connect(config: StoreConfig) -> "Client":
@@ -47,15 +51,12 @@ def connect(config: StoreConfig) -> "Client":
             autogenerate_session_id=False,
         )
     except ClickHouseError as e:
-        raise explained(e, url) from e
-    except ValueError as e:
-        raise StoreVersionError(f"what answers at {url} is no ClickHouse: {e}") from e
-    version = tuple(int(part) for part in client.server_version.split(".")[:2])
-    if version < OLDEST:
+        raise _greeting_failed(e, url) from e
+    version = client.server_version or "of no version"
+    if not _is_new_enough(version):
         client.close()
         raise StoreVersionError(
-            f"the store at {url} is ClickHouse {client.server_version}: "
-            f"{OLDEST[0]}.{OLDEST[1]} or newer is needed"
+            f"the store at {url} is ClickHouse {version}: {OLDEST} or newer is needed"
         )
     client.database = config.database
     return client
@@ -107,6 +108,30 @@ def explained(error: ClickHouseError, url: str) -> StoreError:
     if isinstance(error, DatabaseError) and "HTTP status" in text:
         return StoreVersionError(f"what answers at {url} is no ClickHouse: {_first_line(text)}")
     return StoreAwayError(f"the store at {url} does not answer: {_first_line(text)}", code=code)
+
+
+def _greeting_failed(error: ClickHouseError, url: str) -> StoreError:
+    """The same for the first exchange, in which an old or foreign server does not play along."""
+    text = str(error)
+    if getattr(error, "code", None) in QUERY_CODES:
+        return StoreVersionError(
+            f"the store at {url} does not understand the client; ClickHouse {OLDEST} "
+            f"or newer is needed: {_first_line(text)}"
+        )
+    if text.startswith("Unexpected response"):
+        return StoreVersionError(f"what answers at {url} is no ClickHouse: {_first_line(text)}")
+    return explained(error, url)
+
+
+def _is_new_enough(version: str) -> bool:
+    try:
+        return _release(version) >= _release(OLDEST)
+    except ValueError:
+        return False
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _first_line(text: str) -> str:

@@ -45,6 +45,7 @@ ROW_CODES = frozenset(
         117,  # INCORRECT_DATA
         131,  # TOO_LARGE_STRING_SIZE
         190,  # SIZES_OF_ARRAYS_DONT_MATCH
+        307,  # TOO_MANY_BYTES: the request is too large; fewer rows pass
         321,  # VALUE_IS_OUT_OF_RANGE_OF_DATA_TYPE
         349,  # CANNOT_INSERT_NULL_IN_ORDINARY_COLUMN
         407,  # DECIMAL_OVERFLOW

@@ -15,6 +15,7 @@ from fastavro import schemaless_reader, schemaless_writer
 from fastavro.types import Schema
 
 from latencyprism.schemas import avro
+from latencyprism.schemas.connection import KafkaConfig
 from latencyprism.schemas.topics import TOPICS, Topic
 
 SINGLE_OBJECT = b"\xc3\x01"
@@ -163,6 +164,15 @@ class Codec:
         if known is None:
             raise DecodeError("unknown_schema", f"the schema registry has no schema {schema_id}")
         return known
+
+
+def codec_for(kafka: KafkaConfig) -> Codec:
+    """A codec that uses the configured schema registry, or none."""
+    if not kafka.registry_url:
+        return Codec()
+    from latencyprism.schemas.registry import ConfluentRegistry  # a dependency of its own
+
+    return Codec(ConfluentRegistry(kafka.registry_url), prefix=kafka.prefix)
 
 
 def _record_name(schema: dict[str, Any]) -> str:

@@ -1,0 +1,152 @@
+"""One stage of one instance: expectation, calibrated surprise, sequential test, and trend."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from latencyprism.streams.detection.config import DetectionConfig
+from latencyprism.streams.detection.mixture import ConditionalMixture
+from latencyprism.streams.detection.reference import Reference
+from latencyprism.streams.detection.threshold import SequentialTest, TailCalibrator
+from latencyprism.streams.detection.workload import FEATURES, Rows
+
+Floats = npt.NDArray[np.float64]
+
+ROW_CORRELATION = 0.3
+"""Of the normal scores of one window: many steps are not so many independent witnesses."""
+SCORE_LIMIT = 5.0
+SHORT_WINDOWS, LONG_WINDOWS = 4, 240
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageView:
+    """How one stage of one window stands against its expectation; None is not known."""
+
+    stage: str
+    observations: int
+    observed_ms: float
+    expected_ms: float | None = None
+    low_ms: float | None = None
+    high_ms: float | None = None
+    surprise: float | None = None
+    score: float | None = None
+    novel: str | None = None
+    """Feature that was never seen like this, when that holds for most of the window."""
+    statistics: tuple[float, float] | None = None
+    """Shift and ratio, to be learned."""
+
+
+class Trend:
+    """Short and long memory of a stage's work and latency, in windows; logarithms."""
+
+    def __init__(self, width: int) -> None:
+        self._short = np.zeros(width)
+        self._long = np.zeros(width)
+        self._count = 0
+
+    def follow(self, rows: Rows) -> None:
+        """Take in the means of a window."""
+        here = np.append(rows.features.sum(axis=0), rows.log_latency.sum()) / len(rows)
+        self._count += 1
+        self._short += (here - self._short) / min(self._count, SHORT_WINDOWS)
+        self._long += (here - self._long) / min(self._count, LONG_WINDOWS)
+
+    def growth(self) -> tuple[float, float, int]:
+        """Growth of the latency, growth of the work that grew most, and its feature's index."""
+        change = self._short - self._long
+        most = int(np.argmax(change[:-1]))
+        return float(change[-1]), float(change[most]), most
+
+
+class StageJudge:
+    """Expectation and sequential test of one stage."""
+
+    def __init__(self, stage: str, config: DetectionConfig, generator: np.random.Generator) -> None:
+        self.stage = stage
+        self.model: ConditionalMixture | None = None
+        self.reference = Reference(
+            len(FEATURES[stage]) + 1,
+            reservoir=config.reservoir_rows,
+            recent=config.recent_rows,
+            generator=generator,
+        )
+        size = config.history_windows
+        self.shift = TailCalibrator(size, prior_spread=1.2, least_scale=0.1)
+        self.ratio = TailCalibrator(size, prior_spread=0.5, least_scale=0.03)
+        self.test = SequentialTest(3600 / config.window_seconds, config.false_alarms_per_hour)
+        self.trend = Trend(len(FEATURES[stage]) + 1)
+        self.suspect_since_ns: int | None = None
+        """End of the first window of the run that the test is summing up; None without one."""
+        self.last: StageView | None = None
+        self._observed = self._expected = 0.0
+
+    @property
+    def effect(self) -> float:
+        """Relative slowdown over the run of suspicious windows; 0 without one."""
+        return self._observed / self._expected - 1 if self._expected else 0.0
+
+    def view(self, rows: Rows, end_ns: int) -> StageView:
+        """Compare a window's rows with the expectation and move the sequential test."""
+        self.trend.follow(rows)
+        self.last = self._view(rows)
+        if self.test.score == 0.0:
+            self.calm()
+        elif self.suspect_since_ns is None:
+            self.suspect_since_ns = end_ns
+        return self.last
+
+    def _view(self, rows: Rows) -> StageView:
+        observed_ms = math.exp(float(rows.log_latency.mean()))
+        if self.model is None:
+            return StageView(stage=self.stage, observations=len(rows), observed_ms=observed_ms)
+        conditional = self.model.condition(rows.features)
+        known = conditional.log_density >= self.model.density_floor
+        if 2 * known.sum() < len(rows):
+            strangest = int(np.argmin(conditional.log_density))
+            feature = self.model.strangest(rows.features[strangest])
+            return StageView(
+                stage=self.stage,
+                observations=len(rows),
+                observed_ms=observed_ms,
+                novel=FEATURES[self.stage][feature],
+            )
+        scores = conditional.normal_score(rows.log_latency)[known]
+        count = len(scores)
+        shift = float(np.clip(scores, -SCORE_LIMIT, SCORE_LIMIT).sum()) / math.sqrt(
+            count + count * (count - 1) * ROW_CORRELATION
+        )
+        observed = float(np.exp(rows.log_latency[known]).sum())
+        expected = float(conditional.expected()[known].sum())
+        ratio = math.log(observed / expected)
+        either = max(self.shift.surprise(shift), self.ratio.surprise(ratio))
+        surprise = max(0.0, either - math.log10(2))
+        score = self.test.update(surprise)
+        self._observed += observed
+        self._expected += expected * math.exp(self.ratio.center)
+        low, high = conditional.interval()
+        return StageView(
+            stage=self.stage,
+            observations=len(rows),
+            observed_ms=observed_ms,
+            expected_ms=math.exp(float(conditional.mean().mean())),
+            low_ms=math.exp(float(low.mean())),
+            high_ms=math.exp(float(high.mean())),
+            surprise=surprise,
+            score=score,
+            statistics=(shift, ratio),
+        )
+
+    def learn(self, rows: Rows, statistics: tuple[float, float] | None) -> None:
+        """Learn from a window that was no fault."""
+        self.reference.learn(np.column_stack((rows.features, rows.log_latency)))
+        if statistics is not None:
+            self.shift.learn(statistics[0])
+            self.ratio.learn(statistics[1])
+
+    def calm(self) -> None:
+        """Forget the run of suspicious windows: it is over, or was explained."""
+        self.test.reset()
+        self.suspect_since_ns = None
+        self._observed = self._expected = 0.0

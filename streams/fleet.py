@@ -1,0 +1,288 @@
+"""The replicas of one service side by side: profiles in, alerts out."""
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+
+from latencyprism.schemas.records import Alert, BatchProfile, Cause, Evidence, Severity, Verdict
+from latencyprism.streams.detection.evidence import rank_causes
+
+NS_PER_S = 1_000_000_000
+MAX_BATCHES = 64
+"""Windows that an alert names; also its contract in alert.avsc."""
+ALERTING: tuple[Verdict, ...] = ("fault", "workload")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetConfig:
+    """When verdicts of windows become alerts, and when these end."""
+
+    workload_s: Annotated[float, Gt(0)] = 2.0
+    """A slowdown that its workload explains is told once it has lasted this long."""
+    resolve_s: Annotated[float, Gt(0)] = 2.0
+    """An alert resolves after this long without a window of its verdict."""
+    update_s: Annotated[float, Gt(0)] = 2.0
+    """Least time between two updates of an alert."""
+    peer_s: Annotated[float, Gt(0)] = 3.0
+    """Replicas that reported within this time are peers; troubles within it are simultaneous."""
+    silence_s: Annotated[float, Gt(0)] = 15.0
+    """Alerts of a replica that reports nothing for this long resolve."""
+    critical_ratio: Annotated[float, Gt(1)] = 3.0
+    """An alert is critical from this slowdown on, or when nothing moves at all."""
+    forget_s: Annotated[float, Gt(0)] = 300.0
+    """Replicas silent for this long are forgotten."""
+    max_replicas: Annotated[int, Ge(1)] = 4_096
+    """Replicas remembered; the one silent the longest makes room."""
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """An alert that is on, or workload that may become one."""
+
+    alert: Alert
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+    batches: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_BATCHES))
+    worst: float = 0.0
+    last_ns: int = 0
+    records: int = 0
+    """Records sent; 0 while it has not fired."""
+    changed: bool = False
+
+
+@dataclass(slots=True)
+class Replica:
+    """What is known of one replica: its newest profile, smoothed over about two seconds."""
+
+    instance: str
+    profile: BatchProfile
+    waiting: float = 0.0
+    decoding: float = 0.0
+    ttft_ms: float | None = None
+    troubles: dict[Verdict, _Trouble] = field(default_factory=dict)
+
+    @property
+    def seen_ns(self) -> int:
+        """When it last reported, event time."""
+        return self.profile.closed_at_ns
+
+    def alert(self, verdict: Verdict) -> Alert | None:
+        """Its alert of that verdict, if one is on."""
+        trouble = self.troubles.get(verdict)
+        return trouble.alert if trouble and trouble.records else None
+
+    def follow(self, profile: BatchProfile) -> None:
+        """Take in the next profile."""
+        self.profile = profile
+        for name in ("waiting", "decoding"):
+            value = profile.features.get(name)
+            if value is not None:
+                before = getattr(self, name)
+                setattr(self, name, before + (value - before) / 8)
+        if profile.ttft_ms is not None:
+            before = profile.ttft_ms if self.ttft_ms is None else self.ttft_ms
+            self.ttft_ms = before + (profile.ttft_ms - before) / 4
+
+
+class Fleet:
+    """Alerts of one service. Pure; memory bounded by the number of replicas.
+
+    While an alert is on, every window of its instance and verdict belongs to it, whichever stage
+    the window names: one trouble is one alert.
+    """
+
+    def __init__(self, service: str, config: FleetConfig | None = None) -> None:
+        self.service = service
+        self.config = config or FleetConfig()
+        self._replicas: dict[str, Replica] = {}
+
+    def replicas(self, now_ns: int) -> list[Replica]:
+        """Replicas that reported lately, by name."""
+        since = now_ns - int(self.config.peer_s * NS_PER_S)
+        return [
+            self._replicas[name]
+            for name in sorted(self._replicas)
+            if self._replicas[name].seen_ns >= since
+        ]
+
+    def alerts(self) -> list[Alert]:
+        """Alerts that are on."""
+        return [
+            trouble.alert
+            for replica in self._replicas.values()
+            for trouble in replica.troubles.values()
+            if trouble.records
+        ]
+
+    def add(self, profile: BatchProfile) -> list[Alert]:
+        """Alerts that changed with a profile; one delivered before, or late, changes nothing."""
+        replica = self._replicas.get(profile.instance)
+        if replica is None:
+            self._make_room()
+            replica = self._replicas[profile.instance] = Replica(
+                instance=profile.instance, profile=profile
+            )
+        elif profile.window_start_ns <= replica.profile.window_start_ns:
+            return []
+        replica.follow(profile)
+        if profile.verdict in ALERTING:
+            self._extend(replica, profile)
+        return self._report(replica, profile.closed_at_ns)
+
+    def tick(self, now_ns: int) -> list[Alert]:
+        """Alerts that resolve because their replica fell silent; forgets those long gone."""
+        resolved: list[Alert] = []
+        for name, replica in list(self._replicas.items()):
+            silent_ns = now_ns - replica.seen_ns
+            if silent_ns >= self.config.silence_s * NS_PER_S:
+                for trouble in replica.troubles.values():
+                    if trouble.records:
+                        seconds = silent_ns // NS_PER_S
+                        reason = f"no data from {name} for {seconds} s; last: "
+                        resolved.append(self._resolve(trouble, now_ns, reason))
+                replica.troubles.clear()
+            if silent_ns >= self.config.forget_s * NS_PER_S:
+                del self._replicas[name]
+        return resolved
+
+    def _make_room(self) -> None:
+        if len(self._replicas) >= self.config.max_replicas:
+            oldest = min(self._replicas.values(), key=lambda replica: replica.seen_ns)
+            del self._replicas[oldest.instance]
+
+    def _extend(self, replica: Replica, profile: BatchProfile) -> None:
+        trouble = replica.troubles.get(profile.verdict)
+        if trouble is None:
+            trouble = replica.troubles[profile.verdict] = _Trouble(
+                alert=self._new_alert(profile), last_ns=profile.closed_at_ns
+            )
+        trouble.last_ns = profile.closed_at_ns
+        trouble.batches.append(profile.batch_id)
+        for found in profile.evidence:
+            known = trouble.evidence.get(found.signal)
+            if known is None or found.surprise > known.surprise:
+                trouble.evidence[found.signal] = found
+        weight = (profile.score or 0.0) / (profile.threshold or 1.0)
+        if weight > trouble.worst or not trouble.records:
+            trouble.worst = max(weight, trouble.worst)
+            trouble.changed = True
+            trouble.alert = replace(
+                trouble.alert,
+                observed_ms=profile.observed_ms,
+                expected_ms=profile.expected_ms,
+                score=profile.score or 0.0,
+                threshold=profile.threshold or 0.0,
+                reason=profile.reason,
+            )
+
+    def _new_alert(self, profile: BatchProfile) -> Alert:
+        stage = profile.stage or "decode"
+        key = "\n".join((self.service, profile.instance, stage, profile.verdict))
+        return Alert(
+            alert_id="",
+            fingerprint=hashlib.sha256(key.encode()).hexdigest()[:16],
+            state="firing",
+            severity="warning",
+            verdict=profile.verdict,
+            instance=profile.instance,
+            service=self.service,
+            model=profile.model,
+            stage=stage,
+            fired_ns=profile.closed_at_ns,
+            updated_ns=profile.closed_at_ns,
+            first_batch_ns=profile.window_start_ns,
+            score=0.0,
+            threshold=0.0,
+            reason=profile.reason,
+            peers_affected=1,
+            peers_total=1,
+        )
+
+    def _report(self, replica: Replica, now_ns: int) -> list[Alert]:
+        """Fire, update or resolve the troubles of a replica."""
+        config, reports = self.config, []
+        for verdict, trouble in list(replica.troubles.items()):
+            quiet_ns = now_ns - trouble.last_ns
+            if quiet_ns >= config.resolve_s * NS_PER_S:
+                del replica.troubles[verdict]
+                if trouble.records:
+                    reports.append(self._resolve(trouble, now_ns, ""))
+            elif not trouble.records:
+                lasted_ns = now_ns - trouble.alert.fired_ns
+                if verdict == "fault" or lasted_ns >= config.workload_s * NS_PER_S:
+                    reports.append(self._tell(trouble, now_ns, fired_ns=now_ns))
+            elif (
+                trouble.changed and now_ns - trouble.alert.updated_ns >= config.update_s * NS_PER_S
+            ):
+                reports.append(self._tell(trouble, now_ns, fired_ns=trouble.alert.fired_ns))
+        return reports
+
+    def _tell(self, trouble: _Trouble, now_ns: int, *, fired_ns: int) -> Alert:
+        alert = trouble.alert
+        peers = self.replicas(now_ns)
+        since = now_ns - int(self.config.peer_s * NS_PER_S)
+        affected = sum(
+            alert.verdict in peer.troubles and peer.troubles[alert.verdict].last_ns >= since
+            for peer in peers
+        )
+        trouble.changed = False
+        trouble.records += 1
+        trouble.alert = replace(
+            alert,
+            alert_id=f"{alert.fingerprint}-{fired_ns}-{trouble.records}",
+            state="firing" if trouble.records == 1 else "updated",
+            severity=self._severity(alert),
+            fired_ns=fired_ns,
+            updated_ns=now_ns,
+            causes=blame_peers(
+                rank_causes(trouble.evidence, alert.stage), affected=affected, total=len(peers)
+            ),
+            batches=tuple(trouble.batches),
+            peers_affected=max(1, affected),
+            peers_total=max(1, len(peers)),
+        )
+        return trouble.alert
+
+    def _resolve(self, trouble: _Trouble, now_ns: int, prefix: str) -> Alert:
+        alert = trouble.alert
+        return replace(
+            alert,
+            alert_id=f"{alert.fingerprint}-{alert.fired_ns}-{trouble.records + 1}",
+            state="resolved",
+            updated_ns=now_ns,
+            resolved_ns=now_ns,
+            reason=prefix + alert.reason,
+            batches=tuple(trouble.batches),
+        )
+
+    def _severity(self, alert: Alert) -> Severity:
+        if alert.verdict == "workload":
+            return "info"
+        if alert.stage == "flow" and alert.reason.startswith("stalled"):
+            return "critical"
+        observed, expected = alert.observed_ms, alert.expected_ms
+        if observed and expected and observed >= self.config.critical_ratio * expected:
+            return "critical"
+        return "warning"
+
+
+def blame_peers(causes: tuple[Cause, ...], *, affected: int, total: int) -> tuple[Cause, ...]:
+    """Weigh causes by who else suffers, best first; scores still sum to at most 1.
+
+    One replica of several speaks for its host or process. When all of three or more suffer at
+    once, a host is unlikely: what they share is put first.
+    """
+    if total < 3 or affected < total:
+        return causes
+    weighed = [
+        replace(cause, score=cause.score * (0.3 if cause.family in {"host", "hardware"} else 0.6))
+        for cause in causes
+    ]
+    shared = Cause(
+        family="upstream",
+        cause=f"all {total} replicas suffer at once: something they share",
+        score=0.4,
+    )
+    return tuple(sorted([shared, *weighed], key=lambda cause: -cause.score))

@@ -6,6 +6,10 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
+from latencyprism.streams.detection.config import DetectionConfig
+from latencyprism.streams.fleet import FleetConfig
+from latencyprism.streams.sculpting import SculptingConfig
+
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
@@ -16,7 +20,7 @@ class StreamsConfig:
 
     window_ms: Annotated[int, Gt(0)] = 250
     """Length of a window, event time; windows begin at whole multiples of it."""
-    grace_ms: Annotated[int, Ge(0)] = 50
+    grace_ms: Annotated[int, Ge(0)] = 20
     """A window closes when the watermark is this far beyond its end."""
     settle_ms: Annotated[int, Ge(0)] = 1_000
     """Wall time after an instance's first message before its first window may close, so that all
@@ -32,7 +36,7 @@ class StreamsConfig:
     (event)."""
     clock_bound_ms: Annotated[int, Gt(0)] = 10_000
     """A watermark further ahead of the wall clock is refused; one that falls back further resets
-    the instance."""
+    the instance; a sample that comes later than this after its window closed is refused."""
     catch_up_ms: Annotated[int, Gt(0)] = 10_000
     """A longer stretch of event time that holds no sample is skipped, not closed window by
     window."""
@@ -47,3 +51,6 @@ class StreamsConfig:
     """The same for scrapes, host and accelerator samples and steps, each kind by itself."""
     services: Mapping[str, str] = field(default_factory=dict)
     """Service of an instance; the model's name for those not listed."""
+    detection: DetectionConfig = field(default_factory=DetectionConfig)
+    fleet: FleetConfig = field(default_factory=FleetConfig)
+    sculpting: SculptingConfig = field(default_factory=SculptingConfig)

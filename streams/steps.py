@@ -5,7 +5,6 @@ streams of one iteration emit together. An iteration ends when its first stream 
 is the server writing the others out, one after the other.
 """
 
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Final
 
@@ -105,12 +104,8 @@ class StepRecovery:
             decode_sequences=running - joined_of_step,
             joined=joined_of_step,
             left=left_of_step,
-            prefill_tokens=np.bincount(
-                of_step[joined], weights=streams.prefill_tokens[joined], minlength=count
-            ),
-            context_tokens=np.bincount(
-                of_step[going_on], weights=context[going_on], minlength=count
-            ),
+            prefill_tokens=_sums(of_step[joined], streams.prefill_tokens[joined], count),
+            context_tokens=_sums(of_step[going_on], context[going_on], count),
             waiting=occupancy.waiting_at(out_ns),
         )
         known = slice(0, None) if self._last_first_ns is not None else slice(1, None)
@@ -143,22 +138,30 @@ def step_starts(at_ns: Ints, serial: Ints, pause_ns: int, burst_ns: int) -> Bool
     same = serial[by_stream][1:] == serial[by_stream][:-1]
     before[by_stream[1:][same]] = by_stream[:-1][same]
     again = (before >= 0) & (at_ns - at_ns[before] > burst_ns)
-    while True:
-        start_of = np.maximum.accumulate(np.where(starts, position, 0))
-        wrong = np.flatnonzero(again & (before >= start_of))
-        if not len(wrong):
-            return starts
-        _, first_of_step = np.unique(start_of[wrong], return_index=True)
-        for event in wrong[first_of_step]:
-            after = before[event] + 1
-            starts[after + np.argmax(pauses[after : event + 1])] = True
+    start_of = np.maximum.accumulate(np.where(starts, position, 0))
+    for event in np.flatnonzero(again & (before >= start_of)).tolist():
+        after = int(before[event]) + 1
+        starts[after + int(np.argmax(pauses[after : event + 1]))] = True
+    return starts
 
 
-def given_steps(batches: Sequence[StepBatch], occupancy: Occupancy) -> Steps:
-    """Steps that the engine's own frames told, in order of their end."""
-    rows = [
-        row
-        for batch in batches
+class GivenSteps:
+    """Steps that the engine's own frames told, at most ``bound`` of them that wait for their
+    window; more are dropped and counted.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._waiting: set[tuple[int, ...]] = set()
+        """Rows of a batch, each with the end of its step in front."""
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, batch: StepBatch) -> bool:
+        """Take a batch; False when it told nothing new. Steps that lack a value are cut off."""
+        before = len(self._waiting)
         for row in zip(
             batch.start_ns,
             batch.duration_us,
@@ -167,26 +170,47 @@ def given_steps(batches: Sequence[StepBatch], occupancy: Occupancy) -> Steps:
             batch.left,
             batch.prefill_tokens,
             batch.context_tokens,
-            strict=True,
+            strict=False,
+        ):
+            if len(self._waiting) < self._bound:
+                self._waiting.add((row[0] + 1_000 * row[1], *row))
+            else:
+                self.dropped += 1
+        return len(self._waiting) > before
+
+    def take(self, before_ns: int, occupancy: Occupancy) -> Steps:
+        """Remove and return the steps that ended before that time, oldest first."""
+        rows = sorted(row for row in self._waiting if row[0] < before_ns)
+        if not rows:
+            return Steps()
+        self._waiting.difference_update(rows)
+        end_ns, _, duration_us, *counts = np.array(rows, np.int64).T
+        decode_sequences, joined, left, prefill_tokens, context_tokens = counts
+        return Steps(
+            end_ns=end_ns,
+            duration_ms=duration_us / 1_000,
+            decode_sequences=decode_sequences,
+            joined=joined,
+            left=left,
+            prefill_tokens=np.where(prefill_tokens < 0, np.nan, prefill_tokens),
+            context_tokens=np.where(context_tokens < 0, np.nan, context_tokens),
+            waiting=occupancy.waiting_at(end_ns),
         )
-    ]
-    if not rows:
-        return Steps()
-    start, duration, *counts = np.array(sorted(set(rows)), np.int64).T
-    decode_sequences, joined, left, prefill_tokens, context_tokens = counts
-    end_ns = start + 1_000 * duration
-    steps = Steps(
-        end_ns=end_ns,
-        duration_ms=duration / 1_000,
-        decode_sequences=decode_sequences,
-        joined=joined,
-        left=left,
-        prefill_tokens=np.where(prefill_tokens < 0, np.nan, prefill_tokens),
-        context_tokens=np.where(context_tokens < 0, np.nan, context_tokens),
-        waiting=occupancy.waiting_at(end_ns),
-    )
-    return _part(steps, np.argsort(end_ns, kind="stable"))
+
+    def oldest_ns(self) -> int | None:
+        """End of the oldest step; None when none waits."""
+        return min((row[0] for row in self._waiting), default=None)
+
+    def forget(self) -> None:
+        """Drop all."""
+        self._waiting.clear()
 
 
-def _part(steps: Steps, part: slice | Ints) -> Steps:
+def _sums(of_step: Ints, values: Floats, count: int) -> Floats:
+    sums: Floats = np.zeros(count)
+    np.add.at(sums, of_step, values)
+    return sums
+
+
+def _part(steps: Steps, part: slice) -> Steps:
     return Steps(**{field.name: getattr(steps, field.name)[part] for field in fields(Steps)})

@@ -65,6 +65,10 @@ class Exchange:
     """Content events that wait for their window."""
     first_counted: bool = False
     """Whether the first token was counted in a window."""
+    prefill_ms: float | None = None
+    """Time of the steps that computed the prompt; set by :mod:`.stages`."""
+    prefill_error_ms: float | None = None
+    """Half width of its 90 % interval where it is only a guess of the prompt's length."""
     decoding_at_arrival: int = 0
     ahead_at_arrival: int = 0
     ahead_tokens: float = 0.0
@@ -169,27 +173,23 @@ class Occupancy:
 
     def open_at(self, at_ns: Ints) -> Ints:
         """Requests complete at the server and not done, just after each time."""
-        return self._until(self.ready_ns, at_ns) - self._until(self.done_ns, at_ns)
+        return _counts(self.ready_ns, at_ns) - _counts(self.done_ns, at_ns)
 
     def waiting_at(self, at_ns: Ints) -> Ints:
         """Requests complete at the server without a first token, just after each time."""
-        waiting = self._until(self.ready_ns, at_ns) - self._until(self.first_ns, at_ns)
-        return np.maximum(waiting, 0)
+        waiting = _counts(self.ready_ns, at_ns) - _counts(self.first_ns, at_ns)
+        return np.asarray(np.maximum(waiting, 0), np.int64)
 
     def decoding_at(self, at_ns: Ints) -> Ints:
         """Streams that had a first token and go on, just after each time."""
         first, last = self.streams_first_ns, self.streams_last_ns
-        return np.maximum(self._until(first, at_ns) - self._until(last, at_ns), 0)
+        going_on = _counts(first, at_ns) - _counts(last, at_ns)
+        return np.asarray(np.maximum(going_on, 0), np.int64)
 
     def next_ready(self, at_ns: Ints) -> Ints:
         """First request after each time; ``NEVER_NS`` when none came."""
-        following: Ints = np.append(self.ready_ns, NEVER_NS)[self._until(self.ready_ns, at_ns)]
+        following: Ints = np.append(self.ready_ns, NEVER_NS)[_counts(self.ready_ns, at_ns)]
         return following
-
-    @staticmethod
-    def _until(times: Ints, at_ns: Ints) -> Ints:
-        count: Ints = np.searchsorted(times, at_ns, side="right")
-        return count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +200,8 @@ class Traffic:
     chunk_gaps_ms: Floats
     started: int
     first_tokens: FirstTokens
+    first: tuple[Exchange, ...]
+    """Exchanges of ``first_tokens``."""
     ended: tuple[Exchange, ...]
     open_requests: OpenRequests
     occupancy: Occupancy
@@ -284,7 +286,7 @@ class RequestTracker:
             (e for e in (*present, *self._late.values()) if e.pending), key=lambda e: e.serial
         )
         chunks, gaps = self._count_chunks(active, end_ns)
-        first_tokens = self._count_first_tokens(present, end_ns)
+        first = self._count_first_tokens(present, end_ns)
         occupancy = _occupancy((*self._just_ended, *present), end_ns)
         self._just_ended = ended
         for exchange in ended:
@@ -294,7 +296,8 @@ class RequestTracker:
             chunks=chunks,
             chunk_gaps_ms=gaps,
             started=started,
-            first_tokens=first_tokens,
+            first_tokens=self._first_tokens(first),
+            first=first,
             ended=ended,
             open_requests=self._open_requests(still, end_ns),
             occupancy=occupancy,
@@ -424,20 +427,21 @@ class RequestTracker:
         )
         return chunks[np.argsort(at_ns, kind="stable")], gaps
 
-    def _count_first_tokens(self, present: Sequence[Exchange], end_ns: int) -> FirstTokens:
-        new = [
+    def _count_first_tokens(self, present: Sequence[Exchange], end_ns: int) -> tuple[Exchange, ...]:
+        new = sorted(
             (e.first_token_ns, e.serial, e)
             for e in present
             if e.first_token_ns is not None and e.first_token_ns < end_ns and not e.first_counted
-        ]
-        if not new:
-            return FirstTokens()
-        new.sort()
-        first = [e for _, _, e in new]
-        for exchange in first:
+        )
+        for _, _, exchange in new:
             exchange.first_counted = True
+        return tuple(exchange for _, _, exchange in new)
+
+    def _first_tokens(self, first: Sequence[Exchange]) -> FirstTokens:
+        if not first:
+            return FirstTokens()
         arrival = np.array([e.arrival_ns for e in first], np.int64)
-        at_ns = np.array([at for at, _, _ in new], np.int64)
+        at_ns = np.array([e.first_token_ns for e in first], np.int64)
         return FirstTokens(
             at_ns=at_ns,
             ttft_ms=np.maximum(at_ns - arrival, 0) / NS_PER_MS,
@@ -542,6 +546,11 @@ def _since(from_ns: Ints, until_ns: Sequence[int | None]) -> Floats:
             for start, until in zip(from_ns.tolist(), until_ns, strict=True)
         ]
     )
+
+
+def _counts(times_ns: Ints, at_ns: Ints) -> Ints:
+    """How many of the sorted times are not after each moment."""
+    return np.asarray(np.searchsorted(times_ns, at_ns, side="right"), np.int64)
 
 
 def _optional(values: Sequence[int | None]) -> Floats:

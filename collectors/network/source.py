@@ -58,7 +58,7 @@ class Reports:
         due = self._next_ns - self._monotonic_ns()
         if due > 0:
             return due / 1e9
-        self._next_ns += self._interval_ns * (1 - due // self._interval_ns)
+        self._next_ns += self._interval_ns * (1 + (-due) // self._interval_ns)
         self._check_clock()
         frontier_ns = min(
             max(ring.newest_ns - SKEW_NS, now_ns - ring.hold_ns if empty else 0)

@@ -22,7 +22,7 @@ from latencyprism.streams.config import NS_PER_MS, StreamsConfig
 from latencyprism.streams.estimate import Line
 from latencyprism.streams.judge import Judge, Judgement
 from latencyprism.streams.observation import Floats, Observation
-from latencyprism.streams.stages import Agreement, StageEstimator
+from latencyprism.streams.stages import StageEstimator
 from latencyprism.streams.steps import GivenSteps, StepRecovery
 from latencyprism.streams.tracking import RequestTracker
 from latencyprism.streams.waiting import Samples
@@ -118,7 +118,7 @@ class InstancePipeline:
         learned = {
             "tokens_of_bytes": self._tracker.tokens_of_bytes.state(),
             "prefill_of_tokens": self._stages.prefill_of_tokens.state(),
-            "agreement": asdict(self._stages.agreement),
+            "differences_ms": list(self._stages.differences_ms),
         }
         text = json.dumps(learned).encode()
         return ModelSnapshot(
@@ -147,7 +147,7 @@ class InstancePipeline:
             learned = json.loads(snapshot.state[LENGTH.size : LENGTH.size + length])
             tokens_of_bytes = Line.restored(learned["tokens_of_bytes"])
             prefill_of_tokens = Line.restored(learned["prefill_of_tokens"])
-            agreement = Agreement(**learned["agreement"])
+            differences_ms = [float(ms) for ms in learned["differences_ms"]]
             self.judge.restore(snapshot.state[LENGTH.size + length :])
         except (ValueError, KeyError, TypeError, struct.error) as e:
             logger.warning(
@@ -159,7 +159,7 @@ class InstancePipeline:
             return False
         self._tracker.tokens_of_bytes = tokens_of_bytes
         self._stages.prefill_of_tokens = prefill_of_tokens
-        self._stages.agreement = agreement
+        self._stages.differences_ms.extend(differences_ms)
         return True
 
     def counters(self) -> dict[str, int]:

@@ -26,7 +26,7 @@ import numpy as np
 
 from latencyprism.schemas.records import EngineSample, StageTime
 from latencyprism.streams.config import NS_PER_MS
-from latencyprism.streams.estimate import Z90, Line
+from latencyprism.streams.estimate import Line
 from latencyprism.streams.observation import Bools, Floats, Ints, Steps
 from latencyprism.streams.tracking import Exchange, RequestTracker
 
@@ -37,36 +37,13 @@ HEAD_LEAD_MS: Final = 1.0
 HIDDEN_SHARE: Final = 2.5
 """A step without joining streams that takes this many times the usual carries a piece of the
 prompt of a request that waits (chunked prefill)."""
-SPREAD_TO_DEVIATION: Final = 1.2533
-"""Standard deviation over mean absolute deviation of a normal distribution, √(π/2)."""
+COMPARISONS_KEPT: Final = 64
+"""Scrapes of which our prefill times were compared with the engine's own."""
+COMPARISONS_NEEDED: Final = 8
 STEPS_KEPT: Final = 1_024
 """Newest steps that are remembered to find the one in which a request joined."""
 FINISHED_KEPT: Final = 4_096
 """Newest finished requests that are remembered to compare with the engine's own means."""
-
-
-@dataclass(slots=True)
-class Agreement:
-    """How far the engine's own mean prefill time is from ours, learned scrape by scrape."""
-
-    scrapes: int = 0
-    bias_ms: float = 0.0
-    """Ours less the engine's."""
-    spread_ms: float = 0.0
-    """Mean distance of single comparisons from the bias."""
-
-    def learn(self, difference_ms: float) -> None:
-        """Take one comparison; old ones fade over some thirty."""
-        self.scrapes += 1
-        share = max(1 / self.scrapes, 1 / 32)
-        if self.scrapes > 1:
-            self.spread_ms += share * (abs(difference_ms - self.bias_ms) - self.spread_ms)
-        self.bias_ms += share * (difference_ms - self.bias_ms)
-
-    @property
-    def ready(self) -> bool:
-        """Whether enough scrapes were compared to correct anything."""
-        return self.scrapes >= 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +92,8 @@ class StageEstimator:
         """End and prefill time of requests, for the comparison with scrapes."""
         self.prefill_of_tokens = Line()
         """Time of a joining step of the prompt tokens it had to compute."""
-        self.agreement = Agreement()
+        self.differences_ms: deque[float] = deque(maxlen=COMPARISONS_KEPT)
+        """Mean prefill times: ours less the engine's own, one a scrape."""
 
     def learn(self, steps: Steps, first: Sequence[Exchange], tracker: RequestTracker) -> None:
         """Take the steps of a window and the requests whose first token came in it.
@@ -130,7 +108,9 @@ class StageEstimator:
                 self._guess(exchange, tracker)
 
     def compare(self, samples: Iterable[EngineSample]) -> None:
-        """Learn from the engine's own prefill times, where it saw the very requests we did."""
+        """Learn how far the engine's own prefill times are from ours, of scrapes in which as many
+        requests ended as we saw.
+        """
         for sample in samples:
             prefill = next((h for h in sample.histograms if h.stage == "prefill"), None)
             if sample.freshness != "fresh" or sample.interval_ns is None or not prefill:
@@ -143,7 +123,7 @@ class StageEstimator:
             ]
             if ours and len(ours) == prefill.count:
                 engine_ms = 1_000 * prefill.sum / prefill.count
-                self.agreement.learn(sum(ours) / len(ours) - engine_ms)
+                self.differences_ms.append(sum(ours) / len(ours) - engine_ms)
 
     def breakdown(self, exchange: Exchange) -> Breakdown:
         """Stages of a request that ended."""
@@ -164,9 +144,7 @@ class StageEstimator:
         if prefill_ms is None:
             queue_ms, prefill_ms, error_ms = math.nan, math.nan, math.nan
         else:
-            if self.agreement.ready:
-                prefill_ms -= self.agreement.bias_ms
-            prefill_ms = min(max(0.0, prefill_ms), wait_ms)
+            prefill_ms = min(prefill_ms, wait_ms)
             queue_ms = wait_ms - prefill_ms
             error_ms = self._border_error(exchange)
         return Breakdown(
@@ -266,8 +244,8 @@ class StageEstimator:
         """Half width of the 90 % interval of a request's prefill time, ms."""
         if exchange.prefill_error_ms is not None:
             return exchange.prefill_error_ms
-        if self.agreement.ready:
-            return Z90 * SPREAD_TO_DEVIATION * self.agreement.spread_ms
+        if len(self.differences_ms) >= COMPARISONS_NEEDED:
+            return float(np.quantile(np.abs(self.differences_ms), 0.9))
         return 0.0 if math.isnan(self._usual_ms) else self._usual_ms / 2
 
 

@@ -139,9 +139,12 @@ def step_starts(at_ns: Ints, serial: Ints, pause_ns: int, burst_ns: int) -> Bool
     before[by_stream[1:][same]] = by_stream[:-1][same]
     again = (before >= 0) & (at_ns - at_ns[before] > burst_ns)
     start_of = np.maximum.accumulate(np.where(starts, position, 0))
-    for event in np.flatnonzero(again & (before >= start_of)).tolist():
-        after = int(before[event]) + 1
-        starts[after + int(np.argmax(pauses[after : event + 1]))] = True
+    unseparated = np.flatnonzero(again & (before >= start_of))
+    newest = 0
+    for event, earlier in zip(unseparated.tolist(), before[unseparated].tolist(), strict=True):
+        if earlier >= newest:
+            newest = earlier + 1 + int(pauses[earlier + 1 : event + 1].argmax())
+            starts[newest] = True
     return starts
 
 

@@ -39,10 +39,10 @@ LAPTOP_LIKE = Coefficients(
 """A 28M-parameter model on one CPU core: about 9 ms a step, 0.3 ms a prompt token."""
 
 A100_LIKE = Coefficients(
-    base_ms=43.60,
-    per_sequence_ms=0.117,
-    per_context_token_ms=0.000482,
-    per_prefill_token_ms=0.1122,
+    base_ms=44.13,
+    per_sequence_ms=0.198,
+    per_context_token_ms=0.000314,
+    per_prefill_token_ms=0.1009,
     noise_sigma=0.02,
     spike_ms=20.0,
 )

@@ -29,9 +29,9 @@ class Phase:
     think_s: Annotated[float, Ge(0)] = 0.0
     """Mean pause of a caller between answer and next request; exponentially distributed."""
     prompt_scale: Annotated[float, Gt(0)] = 1.0
-    """Factor on the trace's prompt lengths (mean 1,155 tokens)."""
+    """Factor on the trace's prompt lengths (mean 1,171 tokens)."""
     output_scale: Annotated[float, Gt(0)] = 1.0
-    """Factor on the trace's answer lengths (mean 211 tokens)."""
+    """Factor on the trace's answer lengths (mean 257 tokens)."""
     max_prompt_tokens: Annotated[int, Ge(1)] = 8192
     max_output_tokens: Annotated[int, Ge(1)] = 1024
     shared_share: Annotated[float, Ge(0), Le(1)] = 0.0

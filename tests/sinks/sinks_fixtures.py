@@ -27,17 +27,44 @@ def store() -> Iterator[StoreProcess]:
         yield process
 
 
+@pytest.fixture(scope="session")
+def migrated(store: StoreProcess) -> StoreConfig:
+    """One database for the tests that leave its tables as they are."""
+    config = StoreConfig(url=store.url, database="shared")
+    client = connect(config)
+    apply(client, config)
+    client.close()
+    return config
+
+
 @pytest.fixture
-def config(store: StoreProcess) -> StoreConfig:
-    """A database of this test's own, not made yet."""
-    return StoreConfig(url=store.url, database=f"t{uuid.uuid4().hex[:10]}")
+def config(migrated: StoreConfig) -> Iterator[StoreConfig]:
+    """The shared database; whatever the test wrote is gone after it."""
+    yield migrated
+    client = connect(migrated)
+    used = client.query(
+        "SELECT DISTINCT table FROM system.parts WHERE active AND database = {name:String}"
+        " AND table != 'migrations'",
+        parameters={"name": migrated.database},
+    ).result_columns
+    for table in used[0] if used else ():
+        client.command(f"TRUNCATE TABLE {table}")
+    client.close()
 
 
 @pytest.fixture
 def client(config: StoreConfig) -> Iterator["Client"]:
-    """A client of the test's database, its tables made; both are gone after the test."""
+    """A client of the shared database."""
     client = connect(config)
-    apply(client, config)
     yield client
-    client.command(f"DROP DATABASE {config.database}", use_database=False)
+    client.close()
+
+
+@pytest.fixture
+def fresh(store: StoreProcess) -> Iterator[StoreConfig]:
+    """A database of this test's own, not made yet, gone after it."""
+    config = StoreConfig(url=store.url, database=f"t{uuid.uuid4().hex[:10]}")
+    yield config
+    client = connect(config)
+    client.command(f"DROP DATABASE IF EXISTS {config.database}", use_database=False)
     client.close()

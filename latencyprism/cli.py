@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -373,13 +374,36 @@ def router(context: typer.Context, ready: Ready = None, parent: Parent = None) -
 
 
 @app.command()
-def proxy(context: typer.Context, ready: Ready = None, parent: Parent = None) -> None:
+def proxy(
+    context: typer.Context,
+    timings: Annotated[
+        bool, typer.Option(help="Report request timings, where packets may not be captured.")
+    ] = False,
+    ready: Ready = None,
+    parent: Parent = None,
+) -> None:
     """Run the reference proxy in front of the router's targets (a role)."""
+    from latencyprism.collectors.publisher import KafkaPublisher
+    from latencyprism.routers.consumer import registry_of
     from latencyprism.routers.proxy import run_proxy
 
     _role(parent)
     settings: Settings = context.obj
-    run_proxy(settings.router, settings.kafka, ready=_announce(ready))
+    publisher = None
+    if timings:
+        publisher = KafkaPublisher(
+            agent=settings.router.router,
+            boot_ns=time.time_ns(),
+            config=settings.collectors.publish,
+            kafka=settings.kafka,
+            registry=registry_of(settings.kafka),
+        )
+        publisher.start()
+    try:
+        run_proxy(settings.router, settings.kafka, emit=publisher, ready=_announce(ready))
+    finally:
+        if publisher is not None:
+            publisher.close(timeout_s=2.0)
 
 
 def _role(parent: int | None) -> None:

@@ -48,7 +48,7 @@ class Listener:
                 if error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 public constant
                     logger.warning("listening: %s", error)
                 continue
-            topic = self._topics[message.topic()]
+            topic = self._topics[message.topic() or ""]
             try:
                 value = self._codec.decode(topic, message.value() or b"")
             except DecodeError as e:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import SplitResult, urlsplit
 
+from latencyprism.collectors.address import endpoint, instance_of
 from latencyprism.collectors.engine.config import EngineConfig
 from latencyprism.collectors.engine.exposition import ExpositionError, Parser
 from latencyprism.collectors.engine.sample import Tracker
@@ -34,25 +34,6 @@ HINTS = {
 
 class ScrapeError(Exception):
     """No usable answer; the message says why."""
-
-
-def endpoint(url: str) -> SplitResult:
-    """Parts of an engine's base URL. Raises ValueError naming the URL and what is wrong."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"engine {url!r}: expected http://host:port or https://host:port")
-    try:
-        parts.port  # noqa: B018 - the property checks the number
-    except ValueError as error:
-        raise ValueError(f"engine {url!r}: {error}") from error
-    return parts
-
-
-def instance_of(url: str) -> str:
-    """``host:port`` of an engine's base URL, by which all its telemetry is keyed."""
-    parts = endpoint(url)
-    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
-    return f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
 
 class Client:

@@ -135,15 +135,14 @@ def test_publishes_packs_in_order_with_the_partition_of_the_java_hash(cluster: M
     assert [s.observed_at_ns for p in packs for s in p.samples] == list(range(5))
     assert [p.sequence for p in packs] == list(range(len(packs)))
     assert packs[-1].watermark_ns == 4
-    # (murmur2(b"127.0.0.1:8000") & 0x7fffffff) % 6, as Java's default partitioner has it.
-    assert {(key, partition) for key, partition, _ in messages} == {(INSTANCE.encode(), murmur())}
+    assert {(key, partition) for key, partition, _ in messages} == {(INSTANCE.encode(), murmur(6))}
     stats = publisher.stats()
     assert (stats.packs, stats.dropped, stats.in_flight) == (len(packs), {}, 0)
     assert stats.bytes == sum(len(value) for _, _, value in messages)
 
 
-def murmur() -> int:
-    """Partition of INSTANCE of 6 by the hash of the Java client (Apache Kafka's Utils.murmur2)."""
+def murmur(partitions: int) -> int:
+    """Partition of INSTANCE by the hash of the Java client (Apache Kafka's Utils.murmur2)."""
     data, mask, m = INSTANCE.encode(), 0xFFFFFFFF, 0x5BD1E995
     h = 0x9747B28C ^ len(data)
     whole = len(data) // 4 * 4
@@ -154,7 +153,7 @@ def murmur() -> int:
     if tail := data[whole:]:
         h = (h ^ int.from_bytes(tail, "little")) * m & mask
     h = (h ^ h >> 13) * m & mask
-    return ((h ^ h >> 15) & 0x7FFFFFFF) % 6
+    return ((h ^ h >> 15) & 0x7FFFFFFF) % partitions
 
 
 def test_many_samples_go_out_before_the_linger_ends(cluster: MockCluster) -> None:
@@ -311,16 +310,8 @@ def test_wrong_client_configuration_is_told_at_once() -> None:
         )
 
 
-@pytest.mark.kafka
-def test_real_broker_takes_the_packs(kafka: str) -> None:
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.cimpl import NewTopic
-
-    config = KafkaConfig(bootstrap=kafka, prefix="publisher-test")
-    topic = config.topic(TELEMETRY_ENGINE)
-    admin = AdminClient({"bootstrap.servers": kafka})
-    admin.create_topics([NewTopic(topic, num_partitions=6)])[topic].result(30)
-    publisher = KafkaPublisher(agent="agent", boot_ns=1, config=PublishConfig(), kafka=config)
+def test_real_broker_takes_the_packs(kafka: KafkaConfig) -> None:
+    publisher = KafkaPublisher(agent="agent", boot_ns=1, config=PublishConfig(), kafka=kafka)
     sample = EngineSample(
         instance=INSTANCE,
         source="engine",
@@ -334,7 +325,8 @@ def test_real_broker_takes_the_packs(kafka: str) -> None:
     publisher.watermark(TELEMETRY_ENGINE, INSTANCE, 6)
     publisher.close(20)
 
-    ((key, partition, value),) = read_all(kafka, topic)
+    topic = kafka.topic(TELEMETRY_ENGINE)
+    ((key, partition, value),) = read_all(kafka.bootstrap, topic, kafka.partitions)
     pack = Codec().decode(TELEMETRY_ENGINE, value)
-    assert (key, partition) == (INSTANCE.encode(), murmur())
+    assert (key, partition) == (INSTANCE.encode(), murmur(kafka.partitions))
     assert pack == Pack(agent="agent", boot_ns=1, sequence=0, watermark_ns=6, samples=(sample,))

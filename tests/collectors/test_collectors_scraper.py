@@ -16,7 +16,6 @@ from latencyprism.collectors.engine.scraper import (
     EngineSource,
     ScrapeError,
     checked_page,
-    instance_of,
 )
 from latencyprism.collectors.publisher import MemoryPublisher
 from latencyprism.schemas.records import EngineSample
@@ -357,25 +356,6 @@ def test_host_that_cannot_be_resolved_fails_in_words() -> None:
 
     with pytest.raises(ScrapeError, match=r"\w+"):
         client.get("/metrics")
-
-
-@pytest.mark.parametrize(
-    ("url", "instance"),
-    [
-        ("http://127.0.0.1:8000", "127.0.0.1:8000"),
-        ("http://engine/base/", "engine:80"),
-        ("https://engine", "engine:443"),
-        ("http://[::1]:8000", "[::1]:8000"),
-    ],
-)
-def test_instance_of_a_url(url: str, instance: str) -> None:
-    assert instance_of(url) == instance
-
-
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h:1", "http://", "http://h:port"])
-def test_wrong_url_is_named(url: str) -> None:
-    with pytest.raises(ValueError, match="engine "):
-        instance_of(url)
 
 
 def test_base_path_is_kept(engine: Engine) -> None:

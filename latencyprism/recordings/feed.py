@@ -14,15 +14,16 @@ from latencyprism.schemas.records import (
     StepBatch,
     XpuSample,
 )
-from latencyprism.schemas.topics import BY_NAME, Topic
+from latencyprism.schemas.topics import BY_NAME, TELEMETRY_REQUESTS, Topic
 
 AGENT = "replay"
 TICK_NS = 100_000_000
 """Recorded time from one watermark to the next."""
 WARM_GAP_NS = 5_000_000_000
 """From the end of the last warm recording to the start of the one that counts."""
-FLUSH_NS = 2_000_000_000
-"""How far watermarks go on beyond the end, so that the last windows close."""
+FLUSH_NS = 400_000_000
+"""How far watermarks go on beyond the end: so that the last window closes, and no further, since
+a request that was open at the end would seem to stand still."""
 
 MOMENTS: dict[type[Any], tuple[str, ...]] = {
     RequestTiming: (
@@ -51,14 +52,18 @@ class Parcel:
     pack: Pack[Any]
 
 
-def feed(target: Recording, *, warm: Sequence[Recording] = ()) -> Iterator[tuple[Parcel, ...]]:
+def feed(
+    target: Recording, *, warm: Sequence[Recording] = (), flush_ns: int = FLUSH_NS
+) -> Iterator[tuple[Parcel, ...]]:
     """The recordings' packs, those of one tick of recorded time together.
 
     ``warm`` recordings come first, one after the other, all their times shifted so that the last
     ends ``WARM_GAP_NS`` before the target starts; the target keeps its own times. At every tick
     each topic and instance of the recording has a pack, an empty one when it said nothing, and all
     of a tick bear the same watermark. The first tick of all carries no samples: it makes every
-    topic and instance known before anything is to be decided.
+    topic and instance known before anything is to be decided. Requests that are open at the end of
+    a warm recording break off there, or they would seem to stand still for the rest; after the
+    end of the target watermarks go on for ``flush_ns``.
     """
     placed = plan(target, warm)
     packer = _Packer(boot_ns=placed[0][1])
@@ -71,6 +76,7 @@ def feed(target: Recording, *, warm: Sequence[Recording] = ()) -> Iterator[tuple
         watermark_ns = start_ns
         yield packer.parcels(streams, watermark_ns, {})
         held: dict[tuple[str, str], list[Any]] = {}
+        unended: dict[str, RequestTiming] = {}
         for topic, record in shifted(recording.merged(), start_ns - recording.meta.start_ns):
             while record.observed_at_ns >= watermark_ns + TICK_NS:
                 watermark_ns += TICK_NS
@@ -78,10 +84,39 @@ def feed(target: Recording, *, warm: Sequence[Recording] = ()) -> Iterator[tuple
             key = (topic.name, record.instance)
             streams.setdefault(key, topic)
             held.setdefault(key, []).append(record)
-        last_ns = end_ns + (FLUSH_NS if recording is target else TICK_NS)
+            if isinstance(record, RequestTiming):
+                _follow(unended, record)
+        if recording is not target:
+            for part in unended.values():
+                key = (TELEMETRY_REQUESTS.name, part.instance)
+                held.setdefault(key, []).append(_broken_off(part, end_ns))
+        last_ns = end_ns + (flush_ns if recording is target else TICK_NS)
         while watermark_ns < last_ns:
             watermark_ns += TICK_NS
             yield packer.parcels(streams, watermark_ns, held)
+
+
+def _follow(unended: dict[str, RequestTiming], part: RequestTiming) -> None:
+    """Keep the newest part of each request that has not ended."""
+    if part.state == "open":
+        unended[part.request_id] = part
+    else:
+        unended.pop(part.request_id, None)
+
+
+def _broken_off(part: RequestTiming, end_ns: int) -> RequestTiming:
+    """The last part of a request whose newest part is ``part``."""
+    chunks = 0 if part.chunk_base_ns is None else len(part.chunk_deltas_us) + 1
+    return replace(
+        part,
+        part=part.part + 1,
+        state="aborted",
+        observed_at_ns=end_ns,
+        end_ns=end_ns,
+        chunks_before=part.chunks_before + chunks,
+        chunk_base_ns=None,
+        chunk_deltas_us=(),
+    )
 
 
 class _Packer:

@@ -1,10 +1,11 @@
 """What came out of a replay, as one JSON object."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from latencyprism.recordings.format import Damage
 from latencyprism.schemas.records import Ack, Alert, BatchProfile, Command
 
 STAGES = ("ingress", "queue", "prefill", "decode", "egress")
@@ -44,12 +45,14 @@ class ReportBuilder:
             case Ack() if record.at_ns >= self._start_ns:
                 self._acks[record.ack_id] = record
 
-    def as_json(self, figures: Mapping[str, float]) -> dict[str, Any]:
+    def as_json(
+        self, figures: Mapping[str, float], *, damage: Iterable[Damage] = ()
+    ) -> dict[str, Any]:
         """The report; ``figures`` are those of the run that made it, such as its duration.
 
         ``alerts`` show the last state of each, ordered by the time they fired, ``batches`` the
         number of windows by verdict, ``stages`` the share of the requests' time spent in each
-        stage, ``remainder`` being what could not be placed.
+        stage, ``remainder`` being what could not be placed, ``damage`` what could not be read.
         """
         alerts = sorted(self._alerts.values(), key=lambda a: (a.fired_ns, a.fingerprint))
         commands = sorted(self._commands.values(), key=lambda c: (c.issued_ns, c.command_id))
@@ -61,6 +64,7 @@ class ReportBuilder:
             "acks": [asdict(ack) for ack in acks],
             "stages": self._shares(),
             "figures": dict(figures),
+            "damage": [asdict(piece) for piece in damage],
         }
 
     def _profile(self, profile: BatchProfile) -> None:

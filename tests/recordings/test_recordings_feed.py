@@ -22,7 +22,13 @@ from latencyprism.recordings.feed import (
 )
 from latencyprism.recordings.format import Recording, RecordingWriter
 from latencyprism.schemas.records import EngineSample, HostSample, RequestTiming, StepBatch
-from latencyprism.schemas.topics import TELEMETRY, TELEMETRY_ENGINE, TELEMETRY_HOST, Topic
+from latencyprism.schemas.topics import (
+    TELEMETRY,
+    TELEMETRY_ENGINE,
+    TELEMETRY_HOST,
+    TELEMETRY_REQUESTS,
+    Topic,
+)
 
 START_NS = 1_796_000_000_000_000_000
 A, B = "10.0.0.1:8000", "10.0.0.2:8000"
@@ -173,3 +179,30 @@ def test_every_time_of_every_record_is_known_as_a_moment_or_a_length() -> None:
     for record_type, named in MOMENTS.items():
         times = {field.name for field in fields(record_type) if field.name.endswith("_ns")}
         assert times - LENGTHS == set(named)
+
+
+def test_requests_open_at_the_end_of_a_warm_recording_break_off_there(tmp_path: Path) -> None:
+    def part(number: int, state: Any, at_ns: int) -> RequestTiming:
+        return RequestTiming(
+            request_id="r",
+            part=number,
+            state=state,
+            instance=A,
+            source="network",
+            observed_at_ns=at_ns,
+            endpoint="/",
+            arrival_ns=START_NS,
+            chunks_before=2 * number,
+            chunk_base_ns=at_ns - 1000,
+            chunk_deltas_us=(1,),
+        )
+
+    told = [(TELEMETRY_REQUESTS, part(i, "open", START_NS + i * TICK_NS)) for i in range(3)]
+    recording = record(tmp_path / "open", told)
+    assert [s.state for s in samples(list(feed(recording)))] == ["open"] * 3
+    fed = samples(list(feed(seconds(tmp_path / "target", START_NS, 1), warm=[recording])))
+    broken = [s for s in fed if isinstance(s, RequestTiming)]
+    assert [s.state for s in broken] == ["open"] * 3 + ["aborted"]
+    assert (broken[-1].part, broken[-1].chunks_before) == (3, 6)
+    assert broken[-1].end_ns == broken[-1].observed_at_ns == broken[-2].observed_at_ns
+    assert broken[-1].chunk_base_ns is None

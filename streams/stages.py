@@ -213,13 +213,16 @@ class StageEstimator:
         joined = int(np.searchsorted(self._end_ns, first_ns, side="right")) - 1
         if joined < 0 or not self._joined[joined]:
             return False
+        usual_ms = self._duration_ms[joined] if math.isnan(self._usual_ms) else self._usual_ms
+        if first_ns - self._end_ns[joined] > usual_ms * NS_PER_MS:
+            return False
         if self._joined[joined] == 1:
             self.prefill_of_tokens.learn(
                 tracker.prefill_tokens(exchange), float(self._duration_ms[joined])
             )
         ready_ns = _ingress_end_ns(exchange)
         step = joined
-        while step and self._begin_ns(step) > ready_ns and self._hidden(step - 1):
+        while step and self._begin_ns(step - 1) >= ready_ns and self._hidden(step - 1):
             step -= 1
         exchange.prefill_ms = max(0, first_ns - max(self._begin_ns(step), ready_ns)) / NS_PER_MS
         return True
@@ -238,7 +241,7 @@ class StageEstimator:
         return bool(self._duration_ms[step] > long_ms and not self._joined[step])
 
     def _begin_ns(self, step: int) -> int:
-        return int(self._end_ns[step] - self._duration_ms[step] * NS_PER_MS)
+        return int(self._end_ns[step]) - round(float(self._duration_ms[step]) * NS_PER_MS)
 
     def _border_error(self, exchange: Exchange) -> float:
         """Half width of the 90 % interval of a request's prefill time, ms."""

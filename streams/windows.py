@@ -68,9 +68,17 @@ class _Source:
     """Sequence numbers up to this one are no longer remembered."""
     seen: set[int] = field(default_factory=set)
 
+    fell_back: bool = False
+    """Whether its clock was set back, and has not caught up with the windows since."""
+
     @property
     def name(self) -> str:
         return f"{self.topic}:{self.agent}"
+
+    def move(self, watermark_ns: int, now_ns: int) -> None:
+        """Take a new watermark."""
+        self.watermark_ns = watermark_ns
+        self.moved_ns = now_ns
 
     def first_time(self, sequence: int) -> bool:
         """Whether a sequence number is new; remembers it."""
@@ -148,13 +156,18 @@ class Windows:
             self.counters.duplicate_packs += 1
             return "duplicate"
         self._excused = False
-        fell_back = later and 0 < pack.watermark_ns < source.watermark_ns - self._bound_ns
-        if fell_back or pack.watermark_ns > source.watermark_ns:
-            source.watermark_ns = pack.watermark_ns
-            source.moved_ns = now_ns
-        if fell_back and not any(self._holds(s, now_ns) for s in self._sources.values()):
-            self._reset(pack.agent, now_ns)
-            return "reset"
+        if later and 0 < pack.watermark_ns < source.watermark_ns - self._bound_ns:
+            source.move(pack.watermark_ns, now_ns)
+            source.fell_back = True
+            if all(s.fell_back or self._silent(s, now_ns) for s in self._sources.values()):
+                self._reset(pack.agent, now_ns)
+                return "reset"
+        elif pack.watermark_ns > source.watermark_ns:
+            source.move(pack.watermark_ns, now_ns)
+            if self._next_ns is not None and pack.watermark_ns >= self._next_ns - self._bound_ns:
+                source.fell_back = False
+        if pack.watermark_ns:
+            self.note_event(pack.watermark_ns)
         return "taken"
 
     def note_event(self, at_ns: int) -> None:
@@ -173,7 +186,7 @@ class Windows:
         for source in list(self._sources.values()):
             if source.moved_ns < forgotten_ns and len(self._sources) > 1:
                 del self._sources[source.topic]
-        holding = [s.watermark_ns for s in self._sources.values() if self._holds(s, now_ns)]
+        holding = self._holding(now_ns)
         if holding:
             reached_ns = max(holding) if hurry else min(holding)
         else:
@@ -249,12 +262,19 @@ class Windows:
             return "old boot"
         return None
 
-    def _holds(self, source: _Source, now_ns: int) -> bool:
-        """Whether windows wait for a source: it is not silent, and its clock is not so far behind
-        that all it tells comes too late.
+    def _holding(self, now_ns: int) -> list[int]:
+        """Watermarks that windows wait for: of sources that are neither silent nor so far behind
+        that all they tell comes too late.
         """
-        behind_ns = (self._next_ns or 0) - source.watermark_ns
-        return behind_ns <= self._bound_ns and not self._silent(source, now_ns)
+        live = [
+            source.watermark_ns
+            for source in self._sources.values()
+            if not source.fell_back and not self._silent(source, now_ns)
+        ]
+        reached_ns = self._next_ns or 0
+        if self._config.clock == "wall":
+            reached_ns = max(reached_ns, *live, 0)
+        return [watermark for watermark in live if watermark >= reached_ns - self._bound_ns]
 
     def _silent(self, source: _Source, now_ns: int) -> bool:
         return now_ns - source.moved_ns > self._timeout_ns
@@ -279,10 +299,12 @@ class Windows:
             f"the clock of agent {agent} was set back by more than "
             f"{self._config.clock_bound_ms / 1_000:.0f} s; its requests and windows begin anew",
         )
-        limit_ns = (self._next_ns or self._watermark_ns) - self._bound_ns
-        self._sources = {t: s for t, s in self._sources.items() if s.watermark_ns <= limit_ns}
+        self._sources = {topic: s for topic, s in self._sources.items() if s.fell_back}
+        for source in self._sources.values():
+            source.fell_back = False
         self._watermark_ns = 0
-        self._origin_ns = self._next_ns = None
+        self._next_ns = None
+        self._origin_ns = min(source.watermark_ns for source in self._sources.values())
         self._began_ns = now_ns
 
     def _excuse(self, now_ns: int) -> None:

@@ -1,7 +1,9 @@
 """An engine with continuous batching on paper: what its steps were, and what a tap would tell."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from latencyprism.schemas.codec import Pack
 from latencyprism.schemas.records import RequestTiming
@@ -86,9 +88,9 @@ def run_engine(
     return steps
 
 
-def timing(name: str = "r", part: int = 0, **changes: object) -> RequestTiming:
+def timing(name: str = "r", part: int = 0, **changes: Any) -> RequestTiming:
     """A part with the fields that matter; times in ns."""
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "request_id": name,
         "part": part,
         "state": "open",
@@ -99,7 +101,7 @@ def timing(name: str = "r", part: int = 0, **changes: object) -> RequestTiming:
         "arrival_ns": T0,
         "chunks_before": 0,
     }
-    return RequestTiming(**(fields | changes))  # type: ignore[arg-type]
+    return RequestTiming(**(fields | changes))
 
 
 def parts_of(stream: Stream) -> list[RequestTiming]:
@@ -139,7 +141,7 @@ def parts_of(stream: Stream) -> list[RequestTiming]:
 
 def deltas_us(times_ns: Sequence[int]) -> tuple[int, ...]:
     """Microseconds from each time to the next."""
-    return tuple((b - a) // 1_000 for a, b in zip(times_ns, times_ns[1:], strict=False))
+    return tuple((b - a) // 1_000 for a, b in itertools.pairwise(times_ns))
 
 
 def packs_of(parts: Iterable[RequestTiming], *, until_ms: int) -> list[Pack[RequestTiming]]:

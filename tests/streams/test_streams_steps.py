@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,9 +149,7 @@ def test_events_that_come_late_make_no_step() -> None:
             tracker.add(timing(part=k, chunks_before=k, chunk_base_ns=at, observed_at_ns=at))
     for end_ns in (T0 + WINDOW_NS, T0 + 2 * WINDOW_NS, T0 + 3 * WINDOW_NS):
         traffic = tracker.close(end_ns)
-        steps = recovery.recover(
-            traffic.chunks, traffic.chunk_gaps_ms, traffic.occupancy, end_ns
-        )
+        steps = recovery.recover(traffic.chunks, traffic.chunk_gaps_ms, traffic.occupancy, end_ns)
         assert (steps.duration_ms > 9).all()
         if end_ns == T0 + WINDOW_NS:
             tracker.add(
@@ -195,7 +194,7 @@ def test_no_stream_emits_twice_in_a_step(events: list[tuple[int, int]], pause: i
 
 def batch(start_ns: Sequence[int], **changes: tuple[int, ...]) -> StepBatch:
     count = len(start_ns)
-    values = {
+    values: dict[str, Any] = {
         "duration_us": (8_000,) * count,
         "decode_sequences": (3,) * count,
         "joined": (1,) * count,

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,11 @@ WINDOW_NS = 250 * MS
 END_NS = T0 + WINDOW_NS
 
 
-def tracker(**bounds: int) -> RequestTracker:
-    return RequestTracker(StreamsConfig(**bounds))  # type: ignore[arg-type]
+def tracker(**bounds: Any) -> RequestTracker:
+    return RequestTracker(StreamsConfig(**bounds))
 
 
-def tracked(*parts: RequestTiming, **bounds: int) -> RequestTracker:
+def tracked(*parts: RequestTiming, **bounds: Any) -> RequestTracker:
     made = tracker(**bounds)
     for part in parts:
         made.add(part)
@@ -175,9 +176,7 @@ def test_order_and_repetition_of_parts_do_not_matter(data: st.DataObject) -> Non
     st.lists(st.lists(st.integers(0, 1_200), min_size=1, max_size=20), min_size=1, max_size=4),
     st.integers(10, 400),
 )
-def test_every_event_counts_in_exactly_one_window(
-    streams: list[list[int]], window_ms: int
-) -> None:
+def test_every_event_counts_in_exactly_one_window(streams: list[list[int]], window_ms: int) -> None:
     parts = [
         part
         for number, times in enumerate(streams)
@@ -277,7 +276,7 @@ def test_prompt_tokens_are_unknown_while_nothing_was_learned() -> None:
         ({"state": "aborted", "status": 200}, True),
     ],
 )
-def test_what_counts_as_failed(changes: dict[str, object], failed: bool) -> None:
+def test_what_counts_as_failed(changes: dict[str, Any], failed: bool) -> None:
     (exchange,) = tracked(timing(end_ns=T0 + MS, **changes)).close(END_NS).ended
     assert exchange.failed is failed
 

@@ -253,6 +253,9 @@ def run_proxy(
     proxy = config.proxy
     family = socket.AF_INET6 if ":" in proxy.host else socket.AF_INET
     with socket.create_server((proxy.host, proxy.port), family=family, backlog=1024) as listener:
+        # Connections inherit it; asyncio sets it only on sockets that name TCP as their protocol,
+        # and without it small chunks wait for the client's delayed acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         asyncio.run(_serve(config, kafka, listener, emit=emit, ready=ready))
 
 

@@ -108,10 +108,12 @@ class Exchange:
 
     def _usage(self, value: dict[str, Any]) -> None:
         usage = value.get("usage")
-        if isinstance(usage, dict):
-            details = usage.get("prompt_tokens_details") or {}
-            self.prompt_tokens = _count(usage.get("prompt_tokens"))
-            self.completion_tokens = _count(usage.get("completion_tokens"))
+        if not isinstance(usage, dict):
+            return
+        self.prompt_tokens = _count(usage.get("prompt_tokens"))
+        self.completion_tokens = _count(usage.get("completion_tokens"))
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict):
             self.cached_tokens = _count(details.get("cached_tokens"))
 
 

@@ -212,6 +212,9 @@ def run_server(config: ServerConfig, *, ready: Callable[[str], object] = lambda 
         signal.signal(number, _leave)  # uvicorn ends its own way and then raises the signal again
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.create_server((config.host, config.port), family=family, backlog=1024) as listener:
+        # Connections inherit it; asyncio sets it only on sockets that name TCP as their protocol,
+        # and without it small chunks wait for the client's delayed acknowledgement.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         server = uvicorn.Server(
             uvicorn.Config(
                 SimulatedServer(config).app,

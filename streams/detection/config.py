@@ -24,7 +24,7 @@ class DetectionConfig:
     """Length of the windows that are judged."""
     components: Annotated[int, Ge(1), Le(16)] = 6
     """Most components of a mixture."""
-    fit_rows: Annotated[int, Ge(200)] = 2_500
+    fit_rows: Annotated[int, Ge(200)] = 1_500
     """Most observations that one fit takes; its time grows with them."""
     reservoir_rows: Annotated[int, Ge(200), Le(8_192)] = 3_072
     """Observations a stage remembers of all its past (slow reference)."""
@@ -32,7 +32,7 @@ class DetectionConfig:
     """Newest observations a stage remembers (fast reference)."""
     history_windows: Annotated[int, Ge(100), Le(14_400)] = 1_800
     """Windows over which the natural tail of surprise and evidence is learned."""
-    refit_seconds: Annotated[float, Gt(0)] = 60.0
+    refit_seconds: Annotated[float, Gt(0)] = 120.0
     """Least event time between two refits, once the reference no longer grows fast."""
     quarantine_windows: Annotated[int, Ge(1), Le(240)] = 16
     """Windows wait this long before they are learned, so that a fault found late isn't."""

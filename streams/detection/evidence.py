@@ -147,7 +147,7 @@ SIGNALS = (
         family="network",
         cause="the first byte of the answers takes longer on its way",
         floor=0.5,
-        weight=0.8,
+        weight=0.5,
     ),
     Signal(
         name="network.desynchrony",

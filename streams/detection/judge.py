@@ -27,8 +27,13 @@ from latencyprism.streams.observation import Observation
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-CORROBORATION = 2.5
+CORROBORATION = 2.0
 """Surprise of a signal, in decades, from which it speaks for a cause."""
+CHOICE = 0.9
+"""Decades by which the strongest of about eight independent signals exceeds any one."""
+MOST_SUPPORT = 4.0
+UNTOLD_FACTOR = 1.3
+"""Threshold of a slowdown that nothing else speaks for, over that of one that something does."""
 RECENT_WINDOWS = 4
 OTHERS_SHARE = 0.3
 """Share of the engine's work that is not observed from which it explains a slow stage."""
@@ -36,6 +41,16 @@ ENGINE_SILENCE_NS = 3_000_000_000
 WORKLOAD_RATIO = 1.4
 DECISIVE: Flags = np.array([signal.decisive for signal in SIGNALS])
 SPEAKS_FOR_FAULT: Flags = np.array([signal.family != "workload" for signal in SIGNALS])
+SLOWS: dict[str, Flags] = {
+    stage: np.array(
+        [
+            signal.family != "workload" and (stage != "decode" or signal.family != "network")
+            for signal in SIGNALS
+        ]
+    )
+    for stage in FEATURES
+}
+"""Signals of what can slow each stage: the network doesn't lengthen an engine's step."""
 WORK_STAGES = ("decode", "prefill")
 
 
@@ -46,6 +61,8 @@ class Lesson:
     rows: dict[str, Rows]
     statistics: dict[str, tuple[float, float]]
     evidence: Floats
+    calm: bool
+    """Whether nothing spoke for a fault; what was slow or torn then isn't the reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +115,7 @@ class MixtureJudge:
         self._recent.append(surprise)
         rows = stage_rows(observation, self._memory)
         views = {
-            stage: self._stages[stage].view(found, observation.end_ns)
+            stage: self._stages[stage].view(found, observation.end_ns, self._support(stage))
             for stage, found in rows.items()
         }
         decision = self._decide(observation, views)
@@ -188,6 +205,7 @@ class MixtureJudge:
         if verdict == "fault":
             self._quarantine.clear()
             return
+        cold = self._stages["decode"].model is None
         if any(view.novel for view in views.values()):
             self._novel_windows += 1
         self._quarantine.append(
@@ -197,13 +215,14 @@ class MixtureJudge:
                     stage: view.statistics for stage, view in views.items() if view.statistics
                 },
                 evidence=self._book.fresh_values(),
+                calm=cold or bool(self._recent[-1][SPEAKS_FOR_FAULT].max() < CORROBORATION),
             )
         )
-        cold = self._stages["decode"].model is None
         while len(self._quarantine) > (0 if cold else self.config.quarantine_windows):
             lesson = self._quarantine.popleft()
-            for stage, found in lesson.rows.items():
-                self._stages[stage].learn(found, lesson.statistics.get(stage))
+            if lesson.calm:
+                for stage, found in lesson.rows.items():
+                    self._stages[stage].learn(found, lesson.statistics.get(stage))
             self._book.learn(lesson.evidence)
 
     def _decide(self, observation: Observation, views: dict[str, StageView]) -> Decision:
@@ -244,18 +263,21 @@ class MixtureJudge:
 
     def _suspects(self) -> list[str]:
         """Stages beyond their threshold, the clearest first."""
-        corroborated = self._strongest(SPEAKS_FOR_FAULT) >= CORROBORATION
-        decisive = self._strongest(DECISIVE) >= CORROBORATION
-        factor = 0.4 if decisive else 0.7 if corroborated else 1.3
         config = self.config
-        least = config.minimum_effect if corroborated else config.unexplained_effect
-        found = [
-            stage
-            for stage, judge in self._stages.items()
-            if stage in self._faulty
-            or (judge.test.score >= factor * judge.test.threshold and judge.effect >= least)
-        ]
+        found = []
+        for stage, judge in self._stages.items():
+            told = self._strongest(SLOWS[stage]) >= CORROBORATION
+            least = config.minimum_effect if told else config.unexplained_effect
+            height = judge.test.threshold * (1.0 if told else UNTOLD_FACTOR)
+            beyond = judge.test.score >= height and judge.effect >= least
+            if beyond or stage in self._faulty:
+                found.append(stage)
         return sorted(found, key=lambda stage: -self._stages[stage].test.score)
+
+    def _support(self, stage: str) -> float:
+        """Surprise of the newest evidence that can slow the stage, less the choice of many."""
+        strongest = float(self._recent[-1][SLOWS[stage]].max())
+        return min(max(0.0, strongest - CHOICE), MOST_SUPPORT)
 
     def _strongest(self, which: Flags) -> float:
         return max(float(surprise[which].max()) for surprise in self._recent)

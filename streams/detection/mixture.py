@@ -192,6 +192,7 @@ def _fit_round(
 ) -> ConditionalMixture:
     """One fit; ``search`` tries fewer components too, until BIC has risen twice."""
     from sklearn.mixture import GaussianMixture
+    from threadpoolctl import threadpool_limits
 
     joint = np.column_stack((features, log_latency))
     center = joint.mean(axis=0)
@@ -201,7 +202,9 @@ def _fit_round(
     for count in range(1 if search else components, components + 1):
         model = GaussianMixture(
             count, covariance_type="full", reg_covar=RIDGE, random_state=seed, max_iter=60, tol=1e-2
-        ).fit(standard)
+        )
+        with threadpool_limits(1):
+            model.fit(standard)
         bic = model.bic(standard)
         if bic < best_bic:
             best, best_bic, rises = model, bic, 0

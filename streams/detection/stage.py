@@ -18,6 +18,8 @@ ROW_CORRELATION = 0.3
 """Of the normal scores of one window: many steps are not so many independent witnesses."""
 SCORE_LIMIT = 5.0
 SHORT_WINDOWS, LONG_WINDOWS = 4, 240
+SLOWER = 0.5
+"""Surprise from which a window counts as slower than usual at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,15 @@ class StageView:
     """Feature that was never seen like this, when that holds for most of the window."""
     statistics: tuple[float, float] | None = None
     """Shift and ratio, to be learned."""
+
+
+def both(one: float, other: float) -> float:
+    """Surprise of two independent surprises together, never less than the first (Fisher).
+
+    The product of two uniform shares is as small as ``p`` with probability ``p (1 - ln p)``.
+    """
+    total = one + other
+    return max(one, total - math.log10(1 + math.log(10) * total))
 
 
 class Trend:
@@ -87,17 +98,20 @@ class StageJudge:
         """Relative slowdown over the run of suspicious windows; 0 without one."""
         return self._observed / self._expected - 1 if self._expected else 0.0
 
-    def view(self, rows: Rows, end_ns: int) -> StageView:
-        """Compare a window's rows with the expectation and move the sequential test."""
+    def view(self, rows: Rows, end_ns: int, support: float) -> StageView:
+        """Compare a window's rows with the expectation and move the sequential test.
+
+        ``support`` is the surprise of the evidence for a fault that can slow this stage.
+        """
         self.trend.follow(rows)
-        self.last = self._view(rows)
+        self.last = self._view(rows, support)
         if self.test.score == 0.0:
             self.calm()
         elif self.suspect_since_ns is None:
             self.suspect_since_ns = end_ns
         return self.last
 
-    def _view(self, rows: Rows) -> StageView:
+    def _view(self, rows: Rows, support: float) -> StageView:
         observed_ms = math.exp(float(rows.log_latency.mean()))
         if self.model is None:
             return StageView(stage=self.stage, observations=len(rows), observed_ms=observed_ms)
@@ -122,7 +136,7 @@ class StageJudge:
         ratio = math.log(observed / expected)
         either = max(self.shift.surprise(shift), self.ratio.surprise(ratio))
         surprise = max(0.0, either - math.log10(2))
-        score = self.test.update(surprise)
+        score = self.test.update(both(surprise, support) if surprise >= SLOWER else surprise)
         self._observed += observed
         self._expected += expected * math.exp(self.ratio.center)
         low, high = conditional.interval()

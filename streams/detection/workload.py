@@ -26,7 +26,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
 }
 """Workload of each judged stage. Counts and tokens are taken as log(1 + x)."""
 
-LEAST_LATENCY_MS = 0.05
+LEAST_LATENCY_MS = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

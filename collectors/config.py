@@ -8,6 +8,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 
 from latencyprism.collectors.engine.config import EngineConfig
 from latencyprism.collectors.host.config import HostConfig
+from latencyprism.collectors.network.config import NetworkConfig
 
 SourceName = Literal["engine", "host", "network", "xpu"]
 
@@ -55,5 +56,6 @@ class CollectorConfig:
     """Ways of watching that are enabled; one that this machine does not permit is reported."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     host: HostConfig = field(default_factory=HostConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
     publish: PublishConfig = field(default_factory=PublishConfig)
     cost: CostConfig = field(default_factory=CostConfig)

@@ -1,0 +1,299 @@
+"""What this host lets the collectors see, and what each refusal costs in signal.
+
+Looks only: opens what a source would open and closes it again. A command line prints the findings.
+"""
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from latencyprism.collectors.agent import may_capture
+from latencyprism.collectors.host.clock import clock_error
+from latencyprism.collectors.host.tcp import TcpProbe
+
+Answer = Literal["yes", "no", "partly"]
+
+CAPABILITIES = {
+    "CAP_NET_RAW": 13,
+    "CAP_SYS_PTRACE": 19,
+    "CAP_SYS_ADMIN": 21,
+    "CAP_PERFMON": 38,
+    "CAP_BPF": 39,
+}
+"""Bits of the capability sets, from linux/capability.h."""
+GOOD_CLOCK_US = 10_000.0
+"""Clock error up to which times of several hosts can be put in one order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that a host permits, or does not."""
+
+    name: str
+    state: Answer
+    seen: str
+    """What was looked at, and what it said."""
+    lost: str
+    """Signal that is missing unless the state is yes."""
+    advice: str
+    """What to do about it; empty when the state is yes."""
+
+
+def examine(proc: str = "/proc", sys: str = "/sys", dev: str = "/dev") -> list[Finding]:
+    """Findings about this host, in the order to read them; takes some milliseconds.
+
+    ``proc``, ``sys`` and ``dev`` are the roots that the sources are going to read. Raises nothing.
+    """
+    machine = _Machine(Path(proc), Path(sys), Path(dev))
+    probes: tuple[Callable[[_Machine], Finding], ...] = (
+        _kernel,
+        _packets,
+        _bpf,
+        _perf,
+        _processes,
+        _schedstat,
+        _pressure,
+        _cgroup,
+        _connections,
+        _nvidia,
+        _amd,
+        _clock,
+    )
+    return [probe(machine) for probe in probes]
+
+
+class _Machine:
+    def __init__(self, proc: Path, sys: Path, dev: Path) -> None:
+        self.proc = proc
+        self.sys = sys
+        self.dev = dev
+
+    def text(self, path: Path) -> str | None:
+        """Content of a file without surrounding space, None if it can't be read."""
+        try:
+            return path.read_text().strip()
+        except (OSError, ValueError):
+            return None
+
+    def capabilities(self) -> set[str]:
+        """The known capabilities in effect for this process."""
+        status = self.text(self.proc / "self/status") or ""
+        line = next((li for li in status.splitlines() if li.startswith("CapEff:")), "CapEff: 0")
+        mask = int(line.split()[1], 16)
+        return {name for name, bit in CAPABILITIES.items() if mask >> bit & 1}
+
+
+def _finding(name: str, state: Answer, seen: str, *, lost: str, advice: str) -> Finding:
+    return Finding(
+        name=name, state=state, seen=seen, lost=lost, advice="" if state == "yes" else advice
+    )
+
+
+def _kernel(machine: _Machine) -> Finding:
+    release = machine.text(machine.proc / "sys/kernel/osrelease") or platform.release()
+    numbers = [int(part) for part in release.split("-")[0].split(".")[:2] if part.isdigit()]
+    state: Answer = "yes" if numbers >= [5, 8] else "partly" if numbers >= [4, 20] else "no"
+    return _finding(
+        "kernel",
+        state,
+        f"Linux {release}",
+        lost="pressure stall information needs 4.20, the eBPF ring buffer 5.8",
+        advice="use a newer kernel where one can be had; everything else works",
+    )
+
+
+def _packets(machine: _Machine) -> Finding:
+    allowed = may_capture()
+    has = "CAP_NET_RAW" in machine.capabilities()
+    return _finding(
+        "packet capture",
+        "yes" if allowed else "no",
+        f"{'has' if has else 'lacks'} CAP_NET_RAW, a packet socket "
+        f"{'opens' if allowed else 'is refused'}",
+        lost="request and token times from the network: TTFT, gaps between tokens, stalls of "
+        "single streams",
+        advice="run as root or with AmbientCapabilities=CAP_NET_RAW; in a container add the "
+        "capability NET_RAW and use the host's network",
+    )
+
+
+def _bpf(machine: _Machine) -> Finding:
+    has = machine.capabilities() & {"CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"}
+    full = "CAP_SYS_ADMIN" in has or {"CAP_BPF", "CAP_PERFMON"} <= has
+    unprivileged = machine.text(machine.proc / "sys/kernel/unprivileged_bpf_disabled")
+    return _finding(
+        "eBPF",
+        "yes" if full else "partly" if has else "no",
+        f"capabilities {', '.join(sorted(has)) or 'none'}, "
+        f"unprivileged_bpf_disabled {unprivileged or 'unknown'}",
+        lost="exact steps and token counts from the engine's own frames, run-queue histograms",
+        advice="give CAP_BPF and CAP_PERFMON (before Linux 5.8 CAP_SYS_ADMIN); the other sources "
+        "do without",
+    )
+
+
+def _perf(machine: _Machine) -> Finding:
+    level = machine.text(machine.proc / "sys/kernel/perf_event_paranoid")
+    privileged = bool(machine.capabilities() & {"CAP_PERFMON", "CAP_SYS_ADMIN"})
+    open_to_all = level is not None and level.lstrip("-").isdigit() and int(level) <= 1
+    return _finding(
+        "performance counters",
+        "yes" if level is not None and (privileged or open_to_all) else "no",
+        f"perf_event_paranoid {level or 'missing'}",
+        lost="cycles, cache misses and memory stalls of the server's processes",
+        advice="set kernel.perf_event_paranoid to 1, or give CAP_PERFMON",
+    )
+
+
+def _processes(machine: _Machine) -> Finding:
+    readable = total = 0
+    with suppress(OSError):
+        for entry in machine.proc.iterdir():
+            if entry.name.isdigit():
+                total += 1
+                readable += os.access(entry / "fd", os.R_OK | os.X_OK)
+    mounts = machine.text(machine.proc / "self/mounts") or ""
+    hidden = next(
+        (
+            option
+            for line in mounts.splitlines()
+            if line.split()[1:3] == [str(machine.proc), "proc"]
+            for option in line.split()[3].split(",")
+            if option.startswith("hidepid=") and option not in ("hidepid=0", "hidepid=off")
+        ),
+        None,
+    )
+    return _finding(
+        "processes of others",
+        "yes" if total and readable == total else "partly" if readable else "no",
+        f"descriptors of {readable} of {total} processes can be read"
+        + (f", {machine.proc} is mounted with {hidden}" if hidden else ""),
+        lost="CPU time, run-queue waits, faults and stops of the server's processes, which are "
+        "found by the socket they hold",
+        advice="run as the server's user, as root or with CAP_SYS_PTRACE; in a container share "
+        "the host's pid namespace; mount /proc without hidepid",
+    )
+
+
+def _schedstat(machine: _Machine) -> Finding:
+    text = machine.text(machine.proc / "self/schedstat")
+    counts = text is not None and text.split()[:1] != ["0"]
+    return _finding(
+        "run-queue waits",
+        "yes" if counts else "no",
+        f"/proc/self/schedstat {text or 'missing'}",
+        lost="time that threads were ready but had no CPU: the sign of noisy neighbours",
+        advice="needs CONFIG_SCHED_INFO; CPU pressure and CPU time are still read",
+    )
+
+
+def _pressure(machine: _Machine) -> Finding:
+    kinds = [k for k in ("cpu", "memory", "io") if machine.text(machine.proc / "pressure" / k)]
+    return _finding(
+        "pressure stall information",
+        "yes" if len(kinds) == 3 else "partly" if kinds else "no",
+        f"/proc/pressure: {', '.join(kinds) or 'none'}",
+        lost="time in which somebody waited for CPU, memory or disk",
+        advice="boot with psi=1",
+    )
+
+
+def _cgroup(machine: _Machine) -> Finding:
+    root = machine.sys / "fs/cgroup"
+    unified = (root / "cgroup.controllers").exists()
+    legacy = next((n for n in ("cpu", "cpu,cpuacct") if (root / n / "cpu.stat").exists()), None)
+    if legacy:
+        seen = f"version 1, {root / legacy}"
+    else:
+        seen = "version 2" if unified else f"nothing at {root}"
+    return _finding(
+        "control groups",
+        "yes" if unified or legacy else "no",
+        seen,
+        lost="time in which a CPU quota kept the server from running",
+        advice="mount /sys/fs/cgroup into the container",
+    )
+
+
+def _connections(machine: _Machine) -> Finding:
+    try:
+        probe = TcpProbe()
+        try:
+            probe.rtt_us(1)
+        finally:
+            probe.close()
+        refused = None
+    except OSError as error:
+        refused = str(error)
+    listed = machine.text(machine.proc / "net/tcp") is not None
+    state: Answer = "yes" if refused is None and listed else "partly" if listed else "no"
+    return _finding(
+        "TCP connections",
+        state,
+        f"inet_diag {refused or 'answers'}, {machine.proc}/net/tcp "
+        f"{'is' if listed else 'is not'} readable",
+        lost="round trip times of the server's connections, and its processes without net/tcp",
+        advice="load the module tcp_diag",
+    )
+
+
+def _nvidia(machine: _Machine) -> Finding:
+    state: Answer = "no"
+    if find_spec("pynvml") is None:
+        seen = "the module pynvml is not installed"
+    else:
+        try:
+            ctypes.CDLL("libnvidia-ml.so.1")
+            seen, state = "libnvidia-ml.so.1 loads", "yes"
+        except OSError:
+            seen = "libnvidia-ml.so.1 does not load"
+    devices = sorted(path.name for path in machine.dev.glob("nvidia[0-9]*"))
+    return _finding(
+        "NVIDIA GPUs",
+        state,
+        f"{seen}, devices {', '.join(devices) or 'none'}",
+        lost="clocks, throttling, memory, temperature, power and errors of NVIDIA GPUs",
+        advice="none needed without such a GPU; else install latencyprism[collectors] and the "
+        "driver, and run containers with the NVIDIA runtime (utility capability)",
+    )
+
+
+def _amd(machine: _Machine) -> Finding:
+    cards = sorted(
+        path.parent.parent.name
+        for path in machine.sys.glob("class/drm/card[0-9]*/device/gpu_busy_percent")
+    )
+    return _finding(
+        "AMD GPUs",
+        "yes" if cards else "no",
+        f"{', '.join(cards) or 'no card'} in {machine.sys}/class/drm",
+        lost="load, clocks, memory, temperature and power of AMD GPUs",
+        advice="none needed without such a GPU; else load the amdgpu driver",
+    )
+
+
+def _clock(machine: _Machine) -> Finding:
+    state = clock_error()
+    source = machine.text(
+        machine.sys / "devices/system/clocksource/clocksource0/current_clocksource"
+    )
+    if state is None:
+        answer: Answer = "no"
+        seen = "adjtimex is refused"
+    else:
+        error_us, disciplined = state
+        answer = "partly" if not disciplined else "yes" if error_us <= GOOD_CLOCK_US else "partly"
+        seen = f"{'' if disciplined else 'not '}disciplined, error up to {error_us / 1000:.1f} ms"
+    return _finding(
+        "clock",
+        answer,
+        f"{seen}, clock source {source or 'unknown'}",
+        lost="the order of events on several hosts; what happens on one host is not affected",
+        advice="run chrony or systemd-timesyncd",
+    )

@@ -1,0 +1,176 @@
+from pathlib import Path
+
+import pytest
+
+from latencyprism.collectors import doctor
+from latencyprism.collectors.doctor import Finding, examine
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A host that permits everything that files can permit."""
+    proc, sys = tmp_path / "proc", tmp_path / "sys"
+    write(proc / "sys/kernel/osrelease", "6.1.0-13-amd64")
+    write(proc / "self/status", "Name:\tx\nCapEff:\t000001ffffffffff")
+    write(proc / "self/schedstat", "123 45 6")
+    write(proc / "self/mounts", f"proc {proc} proc rw,nosuid 0 0")
+    write(proc / "sys/kernel/perf_event_paranoid", "2")
+    write(proc / "net/tcp", "head")
+    for kind in ("cpu", "memory", "io"):
+        write(proc / "pressure" / kind, "some total=1")
+    (proc / "7/fd").mkdir(parents=True)
+    write(sys / "fs/cgroup/cgroup.controllers", "cpu memory")
+    write(sys / "class/drm/card0/device/gpu_busy_percent", "3")
+    return tmp_path
+
+
+def found(root: Path) -> dict[str, Finding]:
+    findings = examine(str(root / "proc"), str(root / "sys"), str(root / "dev"))
+    return {finding.name: finding for finding in findings}
+
+
+NAMES = {
+    "kernel",
+    "packet capture",
+    "eBPF",
+    "performance counters",
+    "processes of others",
+    "run-queue waits",
+    "pressure stall information",
+    "control groups",
+    "TCP connections",
+    "NVIDIA GPUs",
+    "AMD GPUs",
+    "clock",
+}
+FROM_FILES = NAMES - {"packet capture", "NVIDIA GPUs", "clock"}
+
+
+def test_open_host_permits_everything(root: Path) -> None:
+    findings = found(root)
+
+    assert {name: findings[name].state for name in FROM_FILES} == dict.fromkeys(FROM_FILES, "yes")
+    assert all(findings[name].advice == "" for name in FROM_FILES)
+
+
+def test_bare_host_tells_what_is_lost_and_what_to_do(tmp_path: Path) -> None:
+    findings = found(tmp_path)
+
+    assert set(findings) == NAMES
+    for name in FROM_FILES - {"kernel"}:
+        assert findings[name].state == "no", name
+        assert findings[name].lost
+        assert findings[name].advice
+
+
+@pytest.mark.parametrize(
+    ("release", "state"),
+    [("6.18.44-fc", "yes"), ("5.8", "yes"), ("5.4.0-100", "partly"), ("3.10.0", "no")],
+)
+def test_kernel_versions(root: Path, release: str, state: str) -> None:
+    write(root / "proc/sys/kernel/osrelease", release)
+
+    assert found(root)["kernel"].state == state
+
+
+@pytest.mark.parametrize(
+    ("bits", "state"),
+    [(0, "no"), (1 << 39, "partly"), (1 << 39 | 1 << 38, "yes"), (1 << 21, "yes")],
+)
+def test_capabilities_for_ebpf(root: Path, bits: int, state: str) -> None:
+    write(root / "proc/self/status", f"CapEff:\t{bits:016x}")
+
+    assert found(root)["eBPF"].state == state
+
+
+def test_counters_open_to_all_need_no_capability(root: Path) -> None:
+    write(root / "proc/self/status", "CapEff:\t0000000000000000")
+    assert found(root)["performance counters"].state == "no"
+    write(root / "proc/sys/kernel/perf_event_paranoid", "-1")
+    assert found(root)["performance counters"].state == "yes"
+
+
+def test_hidden_processes_are_told(root: Path) -> None:
+    proc = root / "proc"
+    (proc / "8").mkdir()
+    write(proc / "self/mounts", f"proc {proc} proc rw,hidepid=2 0 0")
+    finding = found(root)["processes of others"]
+
+    assert finding.state == "partly"
+    assert "1 of 2" in finding.seen
+    assert "hidepid=2" in finding.seen
+
+
+def test_pressure_of_some_kinds_is_partly(root: Path) -> None:
+    (root / "proc/pressure/io").unlink()
+
+    assert found(root)["pressure stall information"].state == "partly"
+
+
+def test_version_1_control_groups(root: Path) -> None:
+    (root / "sys/fs/cgroup/cgroup.controllers").unlink()
+    write(root / "sys/fs/cgroup/cpu,cpuacct/cpu.stat", "nr_periods 0")
+
+    finding = found(root)["control groups"]
+    assert (finding.state, "version 1" in finding.seen) == ("yes", True)
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [((5000.0, True), "yes"), ((50_000.0, True), "partly"), ((1.0, False), "partly"), (None, "no")],
+)
+def test_clock(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: tuple[float, bool] | None,
+    state: str,
+) -> None:
+    monkeypatch.setattr(doctor, "clock_error", lambda: error)
+
+    assert found(root)["clock"].state == state
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_packet_capture(root: Path, monkeypatch: pytest.MonkeyPatch, *, allowed: bool) -> None:
+    monkeypatch.setattr(doctor, "may_capture", lambda: allowed)
+
+    finding = found(root)["packet capture"]
+    assert finding.state == ("yes" if allowed else "no")
+    assert ("CAP_NET_RAW" in finding.advice) is not allowed
+
+
+def test_refused_inet_diag_is_partly(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise OSError("protocol not supported")
+
+    monkeypatch.setattr(doctor, "TcpProbe", refuse)
+    finding = found(root)["TCP connections"]
+
+    assert finding.state == "partly"
+    assert "protocol not supported" in finding.seen
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_nvidia_library(root: Path, monkeypatch: pytest.MonkeyPatch, *, loads: bool) -> None:
+    def load(name: str) -> None:
+        if not loads:
+            raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(doctor.ctypes, "CDLL", load)
+    write(root / "dev/nvidia0", "")
+    finding = found(root)["NVIDIA GPUs"]
+
+    assert finding.state == ("yes" if loads else "no")
+    assert "nvidia0" in finding.seen
+
+
+def test_this_host_is_examined() -> None:
+    findings = examine()
+
+    assert {finding.name for finding in findings} == NAMES
+    assert all(finding.seen for finding in findings)

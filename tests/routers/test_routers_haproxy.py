@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -14,13 +15,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from kafka_io import KafkaIO
 
 from latencyprism.routers.adapter import AdapterError
 from latencyprism.routers.config import HAProxyConfig, LeaseRules
 from latencyprism.routers.controller import Controller
 from latencyprism.routers.haproxy import HAProxyAdapter, Server
 from latencyprism.routers.lease import NORMAL, Instant, LeaseBook, TargetState
+from latencyprism.schemas.connection import KafkaConfig
 from latencyprism.schemas.records import Action, Command
+from latencyprism.schemas.topics import CONTROL_ACKS, CONTROL_COMMANDS
 
 HAPROXY = shutil.which("haproxy") or "/usr/sbin/haproxy"
 TARGETS = {"one:80": "one", "two:80": "two"}
@@ -288,6 +292,43 @@ def test_errors_name_what_to_do(haproxy: HAProxy) -> None:
         other.read()
     with pytest.raises(ValueError, match="is no name"):
         HAProxyAdapter(config, {"a:1": "one; shutdown"})
+
+
+RUN = """
+import sys
+from latencyprism.routers.config import HAProxyConfig, RouterConfig
+from latencyprism.routers.consumer import run_router
+from latencyprism.schemas.connection import KafkaConfig
+socket, bootstrap, prefix = sys.argv[1:]
+config = RouterConfig(
+    targets={"one:80": "one", "two:80": "two"}, haproxy=HAProxyConfig(socket=socket)
+)
+kafka = KafkaConfig(bootstrap=bootstrap, prefix=prefix)
+run_router(config, kafka, ready=lambda: print("ready", flush=True))
+"""
+
+
+def test_program_drives_haproxy_from_kafka_and_restores_it_at_the_end(
+    haproxy: HAProxy, adapter: HAProxyAdapter, kafka: KafkaConfig, kafka_io: KafkaIO
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(haproxy.socket), kafka.bootstrap, kafka.prefix],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        kafka_io.send(CONTROL_COMMANDS, command("drain"), key="one:80")
+        wait_until(lambda: adapter.read()["one"].drained)
+        (ack,) = kafka_io.read(CONTROL_ACKS, 1)
+        assert ack.effect == "applied"
+        assert haproxy.split(10) == {"two": 10}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert haproxy.split(10) == {"one": 5, "two": 5}
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -7,6 +7,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 import uvicorn
+from kafka_io import KafkaIO
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -30,8 +32,9 @@ from latencyprism.routers.lease import Instant, LeaseBook, TargetState
 from latencyprism.routers.pool import Pool, PoolAdapter
 from latencyprism.routers.proxy import Proxy, open_session
 from latencyprism.routers.timings import GatewayTimings
+from latencyprism.schemas.connection import KafkaConfig
 from latencyprism.schemas.records import Action, Command, RequestTiming
-from latencyprism.schemas.topics import Topic
+from latencyprism.schemas.topics import CONTROL_ACKS, CONTROL_COMMANDS, Topic
 
 
 @asynccontextmanager
@@ -363,30 +366,58 @@ import sys
 from latencyprism.routers.config import ProxyConfig, RouterConfig
 from latencyprism.routers.proxy import run_proxy
 from latencyprism.schemas.connection import KafkaConfig
-config = RouterConfig(targets=dict([sys.argv[1].split("=")]), proxy=ProxyConfig(port=0))
-run_proxy(config, KafkaConfig(bootstrap=sys.argv[2]), ready=lambda url: print(url, flush=True))
+target, bootstrap, prefix = sys.argv[1:]
+config = RouterConfig(targets=dict([target.split("=")]), proxy=ProxyConfig(port=0))
+kafka = KafkaConfig(bootstrap=bootstrap, prefix=prefix)
+run_proxy(config, kafka, ready=lambda url: print(url, flush=True))
 """
+
+
+@asynccontextmanager
+async def program(address: str, bootstrap: str, prefix: str) -> AsyncIterator[str]:
+    """The proxy as a program in front of one target; yields its url, and ends it by SIGTERM."""
+    process = await asyncio.to_thread(
+        subprocess.Popen,
+        [sys.executable, "-c", RUN, f"named:1={address}", bootstrap, prefix],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    yield (await asyncio.to_thread(process.stdout.readline)).strip()
+    process.send_signal(signal.SIGTERM)
+    _, errors = await asyncio.to_thread(process.communicate, timeout=30)
+    assert process.returncode == 0, errors
 
 
 @pytest.mark.parametrize("bootstrap", ["", "127.0.0.1:1"])
 async def test_program_serves_and_ends_cleanly_with_and_without_a_broker(bootstrap: str) -> None:
-    origin = Origin()
-    async with serving(origin.app()) as address, aiohttp.ClientSession() as client:
-        process = await asyncio.to_thread(
-            subprocess.Popen,
-            [sys.executable, "-c", RUN, f"named:1={address}", bootstrap],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stdout is not None
-        url = (await asyncio.to_thread(process.stdout.readline)).strip()
+    async with (
+        serving(Origin().app()) as address,
+        aiohttp.ClientSession() as client,
+        program(address, bootstrap, "none") as url,
+    ):
         async with client.post(f"{url}/echo", data=json.dumps({"model": "m"})) as response:
             assert (response.status, response.headers["x-served-by"]) == (418, "named:1")
         # Small chunks that waited for a delayed acknowledgement would take 40 ms.
-        assert (
-            statistics.median([await milliseconds(client, f"{url}/health") for _ in range(9)]) < 30
-        )
-        process.send_signal(signal.SIGTERM)
-        _, errors = await asyncio.to_thread(process.communicate, timeout=30)
-    assert process.returncode == 0, errors
+        took_ms = [await milliseconds(client, f"{url}/health") for _ in range(9)]
+    assert statistics.median(took_ms) < 30
+
+
+async def test_program_obeys_commands_from_kafka_and_answers(
+    kafka: KafkaConfig, kafka_io: KafkaIO
+) -> None:
+    command = Command(
+        command_id="c1", target="named:1", service="small", epoch=1, issued_ns=time.time_ns(),
+        lease_ms=60_000, action="concurrency_limit", value=3, reason="test", dry_run=False,
+    )  # fmt: skip
+    async with (
+        serving(Origin().app()) as address,
+        aiohttp.ClientSession() as client,
+        program(address, kafka.bootstrap, kafka.prefix) as url,
+    ):
+        await asyncio.to_thread(kafka_io.send, CONTROL_COMMANDS, command, key="named:1")
+        (ack,) = await asyncio.to_thread(kafka_io.read, CONTROL_ACKS, 1)
+        health = await (await client.get(f"{url}/health")).json()
+    assert (ack.effect, ack.router) == ("applied", "router")
+    assert health["targets"]["named:1"]["state"] == "at most 3 requests in flight"

@@ -1,6 +1,6 @@
 """What one closed window of one instance saw, before anybody judged it.
 
-Built by :mod:`latencyprism.streams.windows`, judged by :mod:`latencyprism.streams.detection`.
+Built by :mod:`latencyprism.streams.pipeline`, judged by :mod:`latencyprism.streams.detection`.
 Arrays are parallel, one element a step or a request; NaN stands for what was not seen.
 """
 
@@ -30,13 +30,15 @@ def _bools() -> Bools:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """Engine iterations that ended in the window, oldest first; see :mod:`.steps`."""
+    """Engine iterations known to be over in the window, oldest first; see :mod:`.steps`."""
 
     end_ns: Ints = field(default_factory=_ints)
+    """When the first stream emitted; a little before the window where the others went on in it."""
     duration_ms: Floats = field(default_factory=_floats)
     """From the end of the step before (or from the arrival that woke an idle engine)."""
     decode_sequences: Ints = field(default_factory=_ints)
-    """Streams that got a chunk out of the step, newly joined ones excluded."""
+    """Streams that ran in the step, newly joined ones excluded; also those whose token came in an
+    event together with a later one."""
     joined: Ints = field(default_factory=_ints)
     """Streams whose first token came out of the step."""
     left: Ints = field(default_factory=_ints)

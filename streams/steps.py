@@ -13,7 +13,7 @@ import numpy as np
 from latencyprism.schemas.records import StepBatch
 from latencyprism.streams.config import NS_PER_MS
 from latencyprism.streams.observation import Bools, Floats, Ints, Steps
-from latencyprism.streams.tracking import Chunks, Occupancy
+from latencyprism.streams.tracking import LATEST_NS, Chunks, Occupancy
 
 GAPS_KEPT: Final = 256
 """Gaps between events of one stream that tell how long a step takes at the moment."""
@@ -163,7 +163,9 @@ class GivenSteps:
         return len(self._waiting)
 
     def add(self, batch: StepBatch) -> bool:
-        """Take a batch; False when it told nothing new. Steps that lack a value are cut off."""
+        """Take a batch; False when it told nothing new. Steps that lack a value or whose time is
+        none are left out.
+        """
         before = len(self._waiting)
         for row in zip(
             batch.start_ns,
@@ -175,8 +177,11 @@ class GivenSteps:
             batch.context_tokens,
             strict=False,
         ):
+            end_ns = row[0] + 1_000 * row[1]
+            if not 0 <= row[0] <= end_ns < LATEST_NS:
+                continue
             if len(self._waiting) < self._bound:
-                self._waiting.add((row[0] + 1_000 * row[1], *row))
+                self._waiting.add((end_ns, *row))
             else:
                 self.dropped += 1
         return len(self._waiting) > before

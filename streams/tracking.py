@@ -19,6 +19,8 @@ from latencyprism.streams.estimate import Line
 from latencyprism.streams.observation import Bools, FirstTokens, Floats, Ints, OpenRequests
 
 NEVER_NS = np.iinfo(np.int64).max
+LATEST_NS = 1 << 62
+"""In the year 2116; a later time is no time."""
 QUIET_MS = 1_000
 """A stream silent for longer no longer counts as part of the steps of the others."""
 PARTS_MAX = 65_536
@@ -213,7 +215,7 @@ class TrackingCounters:
 
     duplicate_parts: int = 0
     refused_parts: int = 0
-    """Parts whose number is out of range."""
+    """Parts whose number or times cannot be."""
     dropped_chunks: int = 0
     evicted_requests: int = 0
     abandoned_requests: int = 0
@@ -221,7 +223,7 @@ class TrackingCounters:
 
 class RequestTracker:
     """Follows the exchanges of one instance. Bounded by ``open_requests`` open exchanges, as many
-    that ended, and ``buffered_chunks`` content events.
+    that ended in the last ``clock_bound_ms``, and ``buffered_chunks`` content events.
     """
 
     def __init__(self, config: StreamsConfig) -> None:
@@ -248,7 +250,7 @@ class RequestTracker:
 
     def add(self, part: RequestTiming) -> bool:
         """Take one part; False when it was taken before or cannot be."""
-        if not 0 <= part.part < PARTS_MAX:
+        if not _possible(part):
             self.counters.refused_parts += 1
             return False
         exchange = self._open.get(part.request_id)
@@ -476,19 +478,44 @@ class RequestTracker:
         if exchange.pending:
             self._late[exchange.request_id] = exchange
         if len(self._ended) > self._config.open_requests:
-            forgotten, _ = self._ended.popitem(last=False)
-            lost = self._late.pop(forgotten, None)
-            self.buffered_chunks -= len(lost.pending) if lost else 0
+            self._forget_oldest_ended()
+
+    def _forget_oldest_ended(self) -> None:
+        request_id, exchange = self._ended.popitem(last=False)
+        self._late.pop(request_id, None)
+        self.buffered_chunks -= len(exchange.pending)
 
     def _abandon(self, end_ns: int) -> None:
+        """Give up open requests that are silent for too long, and drop ended ones of which nothing
+        may come any more.
+        """
         silent_since = end_ns - self._config.request_timeout_s * NS_PER_S
         while self._open:
             exchange = next(iter(self._open.values()))
             if exchange.heard_ns >= silent_since:
-                return
+                break
             del self._open[exchange.request_id]
             self.buffered_chunks -= len(exchange.pending)
             self.counters.abandoned_requests += 1
+        too_late = end_ns - self._config.clock_bound_ms * NS_PER_MS
+        while self._ended and (next(iter(self._ended.values())).end_ns or 0) < too_late:
+            self._forget_oldest_ended()
+
+
+def _possible(part: RequestTiming) -> bool:
+    """Whether a part's number and times are ones that a clock can have told."""
+    times_ns = [part.arrival_ns, part.observed_at_ns]
+    optional = (part.request_end_ns, part.first_byte_ns, part.first_token_ns, part.end_ns)
+    times_ns += [at_ns for at_ns in optional if at_ns is not None]
+    if part.chunk_base_ns is not None:
+        times_ns += [part.chunk_base_ns, part.chunk_base_ns + 1_000 * sum(part.chunk_deltas_us)]
+    return (
+        0 <= part.part < PARTS_MAX
+        and part.chunks_before >= 0
+        and min(times_ns) >= 0
+        and max(times_ns) < LATEST_NS
+        and min(part.chunk_deltas_us, default=0) >= 0
+    )
 
 
 def _merge(exchange: Exchange, part: RequestTiming) -> None:

@@ -67,7 +67,6 @@ class _Source:
     forgotten: int = -1
     """Sequence numbers up to this one are no longer remembered."""
     seen: set[int] = field(default_factory=set)
-
     fell_back: bool = False
     """Whether its clock was set back, and has not caught up with the windows since."""
 
@@ -113,6 +112,8 @@ class Windows:
         """Earliest event seen before the first window."""
         self._next_ns: int | None = None
         """Start of the window that closes next."""
+        self._asked_ns = 0
+        """Start of the window before which a stretch without events was last looked for."""
         self._began_ns: int | None = None
         """Wall time of the first pack."""
         self._looked_ns: int | None = None
@@ -208,15 +209,8 @@ class Windows:
             origin_ns = self._watermark_ns if self._origin_ns is None else self._origin_ns
             self._next_ns = self._floor(min(origin_ns, self._watermark_ns))
         complete_ns = self._watermark_ns - self._config.grace_ms * NS_PER_MS
-        catch_up_ns = self._config.catch_up_ms * NS_PER_MS
-        if complete_ns - self._next_ns > catch_up_ns:
-            event_ns = oldest_event()
-            until_ns = complete_ns if event_ns is None else min(event_ns, complete_ns)
-            if until_ns - self._next_ns > catch_up_ns:
-                target_ns = self._floor(until_ns)
-                self.counters.skipped_windows += (target_ns - self._next_ns) // self._size_ns
-                self._next_ns = target_ns
-        start_ns, end_ns = self._next_ns, self._next_ns + self._size_ns
+        self._next_ns = start_ns = self._skip(self._next_ns, complete_ns, oldest_event)
+        end_ns = start_ns + self._size_ns
         if end_ns > complete_ns:
             return None
         self._next_ns = end_ns
@@ -302,10 +296,26 @@ class Windows:
         self._sources = {topic: s for topic, s in self._sources.items() if s.fell_back}
         for source in self._sources.values():
             source.fell_back = False
-        self._watermark_ns = 0
+        self._watermark_ns = self._asked_ns = 0
         self._next_ns = None
         self._origin_ns = min(source.watermark_ns for source in self._sources.values())
         self._began_ns = now_ns
+
+    def _skip(self, start_ns: int, complete_ns: int, oldest_event: Callable[[], int | None]) -> int:
+        """Start of the next window beyond a long stretch without events, if there is one here;
+        looked for once in ``catch_up_ms`` of event time, since asking costs.
+        """
+        catch_up_ns = self._config.catch_up_ms * NS_PER_MS
+        if min(complete_ns - start_ns, start_ns - self._asked_ns) <= catch_up_ns:
+            return start_ns
+        self._asked_ns = start_ns
+        event_ns = oldest_event()
+        until_ns = complete_ns if event_ns is None else min(event_ns, complete_ns)
+        if until_ns - start_ns <= catch_up_ns:
+            return start_ns
+        beyond_ns = self._floor(until_ns)
+        self.counters.skipped_windows += (beyond_ns - start_ns) // self._size_ns
+        return beyond_ns
 
     def _excuse(self, now_ns: int) -> None:
         """Do not take an absence of this worker for silence of its sources; once until the next

@@ -337,3 +337,48 @@ def test_an_instance_that_is_gone_can_be_dropped() -> None:
     made.add(TELEMETRY_REQUESTS, pack(watermark_ns=T0), T0)
     assert not made.forgettable(T0 + 5_000 * MS)
     assert made.forgettable(T0 + 5_001 * MS)
+
+
+anything = st.one_of(st.none(), st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 900))
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "part": st.integers(-3, 9),
+                "state": st.sampled_from(["open", "complete", "aborted"]),
+                "observed_at_ns": st.integers(0, 900).map(lambda ms: T0 + ms * MS),
+                "arrival_ns": st.integers(-(1 << 63), (1 << 63) - 1)
+                | st.integers(0, 900).map(lambda ms: T0 + ms * MS),
+                "request_end_ns": anything,
+                "first_byte_ns": anything,
+                "first_token_ns": anything,
+                "end_ns": anything,
+                "chunk_base_ns": anything,
+                "chunk_deltas_us": st.lists(st.integers(-(1 << 31), 1 << 31), max_size=3).map(
+                    tuple
+                ),
+                "chunks_before": st.integers(-5, 50),
+                "prompt_tokens": anything,
+                "cached_tokens": anything,
+                "request_bytes": anything,
+                "status": st.one_of(st.none(), st.integers(-1, 999)),
+            }
+        ),
+        max_size=12,
+    )
+)
+def test_no_part_makes_it_fail(parts: list[dict[str, Any]]) -> None:
+    made = pipeline(buffered_chunks=64, open_requests=4)
+    samples = [timing(f"r{k % 5}", **fields) for k, fields in enumerate(parts)]
+    profiles = run(
+        made,
+        [
+            pack(sequence=0, watermark_ns=T0),
+            pack(sequence=1, watermark_ns=T0 + 500 * MS, samples=samples[::2]),
+            pack(sequence=2, watermark_ns=T0 + 1_000 * MS, samples=samples[1::2]),
+        ],
+    )
+    assert len(profiles) == 4
+    assert all(p.e2e_ms is None or p.e2e_ms >= 0 for p in profiles)

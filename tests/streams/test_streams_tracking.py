@@ -307,11 +307,35 @@ def test_a_request_without_news_is_given_up() -> None:
     assert (len(made), made.counters.abandoned_requests) == (0, 1)
 
 
-def test_a_part_number_out_of_range_is_refused() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"part": -1},
+        {"part": 1 << 40},
+        {"arrival_ns": -5},
+        {"end_ns": (1 << 63) - 1},
+        {"chunks_before": -1},
+        {"chunk_base_ns": T0, "chunk_deltas_us": (10, -20)},
+        {"chunk_base_ns": T0, "chunk_deltas_us": (1 << 62,)},
+    ],
+)
+def test_a_part_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     made = tracker()
-    assert not made.add(timing(part=-1))
-    assert not made.add(timing(part=1 << 40))
-    assert (len(made), made.counters.refused_parts) == (0, 2)
+    assert not made.add(timing(**changes))
+    assert (len(made), made.counters.refused_parts) == (0, 1)
+
+
+def test_ended_exchanges_are_dropped_when_nothing_of_them_may_come() -> None:
+    made = tracked(
+        timing(state="complete", end_ns=T0 + MS, chunk_base_ns=T0 + MS), clock_bound_ms=500
+    )
+    part = timing(part=1, chunks_before=1, chunk_base_ns=T0 + MS, observed_at_ns=T0 + MS)
+    closed(made, 1)
+    made.add(part)
+    assert len(made) == 0, "it belongs to the exchange that ended"
+    made.close(T0 + 600 * MS)
+    made.add(part)
+    assert len(made) == 1, "nothing is known of it any more"
 
 
 def test_times_before_the_arrival_are_taken_as_the_arrival() -> None:

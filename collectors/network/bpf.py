@@ -12,6 +12,7 @@ MAX_PORTS: Final = 64
 """Ports of one program; a conditional jump reaches 255 instructions."""
 
 LD_B_ABS, LD_H_ABS, LD_B_IND, LD_H_IND, LD_MEM = 0x30, 0x28, 0x50, 0x48, 0x60
+LD_W_ABS = 0x20
 LDX_IMM, LDX_MSH, ST, TAX = 0x01, 0xB1, 0x02, 0x07
 JA, JEQ, JGT, JSET = 0x05, 0x15, 0x25, 0x45
 ADD_X, SUB_X, ADD_K, AND_K, RSH_K = 0x0C, 0x1C, 0x04, 0x54, 0x74
@@ -19,6 +20,11 @@ RET = 0x06
 
 WHOLE_PACKET: Final = 0x40000
 FIN_SYN_RST: Final = 0x07
+
+# Loads beyond any packet give what the kernel knows beside it
+PACKET_TYPE: Final = 0xFFFFF000 + 4
+INTERFACE_INDEX: Final = 0xFFFFF000 + 8
+PACKET_OUTGOING: Final = 4
 
 
 class Instruction(NamedTuple):
@@ -58,11 +64,12 @@ class _Assembler:
         return 0 if label is None else self._labels[label] - at - 1
 
 
-def server_filter(ports: Sequence[int]) -> tuple[Instruction, ...]:
+def server_filter(ports: Sequence[int], *, loopback: int | None = None) -> tuple[Instruction, ...]:
     """Program that keeps TCP from or to the ports when it has a payload or SYN, FIN or RST.
 
-    IPv4 and IPv6; later fragments and IPv6 with extension headers are dropped. Raises ValueError
-    for no port, more than :data:`MAX_PORTS`, or a number that is no port.
+    IPv4 and IPv6; later fragments and IPv6 with extension headers are dropped. What is sent on the
+    interface with the index ``loopback`` is dropped too: it is seen again as received. Raises
+    ValueError for no port, more than :data:`MAX_PORTS`, or a number that is no port.
     """
     wanted = sorted(set(ports))
     if not 1 <= len(wanted) <= MAX_PORTS:
@@ -70,6 +77,12 @@ def server_filter(ports: Sequence[int]) -> tuple[Instruction, ...]:
     if not (wanted[0] > 0 and wanted[-1] < 1 << 16):
         raise ValueError(f"ports are 1 to 65535, not {wanted[0]} to {wanted[-1]}")
     a = _Assembler()
+    if loopback is not None:
+        a.add(LD_W_ABS, INTERFACE_INDEX)
+        a.jump(JEQ, loopback, None, "once")
+        a.add(LD_W_ABS, PACKET_TYPE)
+        a.jump(JEQ, PACKET_OUTGOING, "drop", None)
+    a.label("once")
     a.add(LD_B_ABS, 0)
     a.add(AND_K, 0xF0)
     a.jump(JEQ, 0x40, "ipv4", None)

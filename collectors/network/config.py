@@ -8,13 +8,13 @@ from annotated_types import Ge, Gt, Le
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
-    """Where packets are captured, and the bounds of what is remembered about them."""
+    """Where packets are captured, and the bounds of what is remembered of them."""
 
-    interfaces: tuple[str, ...] = ()
-    """Network interfaces; empty takes the loopback, and every other one that is up when a server
-    can be reached through it."""
-    ring_mib: Annotated[int, Ge(1), Le(256)] = 4
-    """Memory shared with the kernel for packets not read yet, for each interface."""
+    interface: str = ""
+    """Network interface to capture on, such as ``lo``; empty captures on all of them, because
+    clients may reach a server by any."""
+    ring_mib: Annotated[int, Ge(1), Le(256)] = 8
+    """Memory shared with the kernel for packets not read yet."""
     block_timeout_ms: Annotated[int, Ge(1), Le(50)] = 20
     """Longest time the kernel fills one block of the ring before it hands it over."""
     part_interval_ms: Annotated[int, Ge(20), Le(100)] = 100

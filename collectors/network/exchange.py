@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
-from itertools import pairwise
+from operator import attrgetter, sub
 from typing import Final
 
 from latencyprism.collectors.network.body import TokenField
@@ -115,7 +115,9 @@ class Exchange:
         if self.first_token_ns is None:
             self.first_token_ns = at_ns
         self._chunks.append(at_ns)
-        self._touch(at_ns)
+        self.observed_ns = at_ns
+        if not self._news:
+            self._touch(at_ns)
 
     def count_tokens(self, counts: Mapping[TokenField, int]) -> None:
         """The answer told token counts; later ones stand."""
@@ -133,8 +135,7 @@ class Exchange:
     def part(self) -> RequestTiming:
         """Everything known, and the content events since the last part."""
         chunks = self._chunks
-        base = chunks[0] if chunks else None
-        since = [(at - chunks[0]) // 1000 for at in chunks]
+        times_us = [at_ns // 1000 for at_ns in chunks]
         timing = RequestTiming(
             request_id=self.request_id,
             part=self._part,
@@ -152,8 +153,8 @@ class Exchange:
             first_token_ns=self.first_token_ns,
             end_ns=self.end_ns,
             chunks_before=self._chunks_before,
-            chunk_base_ns=base,
-            chunk_deltas_us=tuple(b - a for a, b in pairwise(since)),
+            chunk_base_ns=chunks[0] if chunks else None,
+            chunk_deltas_us=tuple(map(sub, times_us[1:], times_us)),
             request_bytes=self.request_bytes,
             response_bytes=None if self.first_byte_ns is None else self.response_bytes,
             prompt_tokens=self.prompt_tokens,
@@ -222,5 +223,5 @@ class Ledger:
         parts = [exchange.part() for exchange in self.changed]
         self.changed.clear()
         self._open -= sum(part.state != "open" for part in parts)
-        parts.sort(key=lambda part: part.observed_at_ns)
+        parts.sort(key=attrgetter("observed_at_ns"))
         return parts

@@ -20,24 +20,24 @@ RAW_IP: Final = 101
 LINUX_SLL: Final = 113
 LINK_TYPES: Final = (NULL, ETHERNET, RAW_IP, LINUX_SLL)
 
+_FRAGMENT_OFFSET: Final = 0x1FFF
 _VLAN_TAGS = (b"\x81\x00", b"\x88\xa8", b"\x91\x00")
 _IP_TYPES = (b"\x08\x00", b"\x86\xdd")
+_IPV4_TCP = struct.Struct("!BxH2xHxB10x4xI4xBB").unpack_from
+"""Version and header length, length, fragment, protocol of an IPv4 header without options; then
+sequence number, data offset and flags of the TCP header behind it."""
+_IPV6_TCP = struct.Struct("!4xHB33x4xI4xBB").unpack_from
+"""The same of an IPv6 header: length and next header."""
 _TCP = struct.Struct("!I4xBB").unpack_from
 _PORTS = struct.Struct("!HH").unpack_from
 
 
-class Segment(NamedTuple):
-    """A TCP segment inside a buffer.
+Segment: TypeAlias = tuple[bytes, int, int, int, int]
+"""A TCP segment inside a buffer: key, sequence number, flags, start and stop of the payload.
 
-    ``key`` is the addresses and ports as they stand in the packet (source first), 12 bytes for
-    IPv4 and 36 for IPv6; the payload is ``buffer[start:stop]``.
-    """
-
-    key: bytes
-    sequence: int
-    flags: int
-    start: int
-    stop: int
+The key is addresses and ports as they stand in the packet (source first), 12 bytes for IPv4 and 36
+for IPv6.
+"""
 
 
 class Ends(NamedTuple):
@@ -57,34 +57,34 @@ def segment(buffer: Buffer, at: int, end: int) -> Segment | None:
     """
     if end - at < 40:
         return None
-    version = buffer[at] >> 4
-    if version == 4:
-        tcp = at + (buffer[at] & 0x0F) * 4
-        fragment = (buffer[at + 6] & 0x1F) or buffer[at + 7]
-        if tcp < at + 20 or buffer[at + 9] != socket.IPPROTO_TCP or fragment:
+    version, length, fragment, protocol, sequence, offset, flags = _IPV4_TCP(buffer, at)
+    if version == 0x45:  # IPv4 without options, so nearly all
+        tcp = at + 20
+        key = buffer[at + 12 : at + 24]
+        stop = at + length
+    elif version >> 4 == 4:
+        tcp = at + (version & 0x0F) * 4
+        if tcp < at + 20 or tcp + 20 > end:
             return None
         key = buffer[at + 12 : at + 20] + buffer[tcp : tcp + 4]
-        length = buffer[at + 2] << 8 | buffer[at + 3]
         stop = at + length
-    elif version == 6:
-        if buffer[at + 6] != socket.IPPROTO_TCP:
-            return None
+        sequence, offset, flags = _TCP(buffer, tcp + 4)
+    elif version >> 4 == 6 and end - at >= 60:
+        length, protocol, sequence, offset, flags = _IPV6_TCP(buffer, at)
+        fragment = 0
         tcp = at + 40
         key = buffer[at + 8 : at + 44]
-        length = buffer[at + 4] << 8 | buffer[at + 5]
         stop = tcp + length
     else:
         return None
-    if tcp + 20 > end:
+    if protocol != socket.IPPROTO_TCP or fragment & _FRAGMENT_OFFSET:
         return None
     if stop > end or not length:  # a packet of 64 KiB or more has no length in its header
         stop = end
-    sequence, offset, flags = _TCP(buffer, tcp + 4)
-    header = (offset >> 4) * 4
-    start = tcp + header
-    if header < 20 or start > stop:
+    start = tcp + (offset >> 4) * 4
+    if start < tcp + 20 or start > stop:
         return None
-    return Segment(key, sequence, flags, start, stop)
+    return key, sequence, flags, start, stop
 
 
 def reverse(key: bytes) -> bytes:

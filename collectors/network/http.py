@@ -3,7 +3,6 @@
 import logging
 import re
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -118,18 +117,14 @@ class Http1:
         self.pending.clear()
 
 
-def _feed(parse: Callable[[bytes], None], data: bytes) -> None:
-    try:
-        parse(data)
-    except httptools.HttpParserCallbackError as e:
-        if isinstance(e.__context__, NotHttpError):
-            raise e.__context__ from None
-        log.exception("a bug in the reading of HTTP; the connection is picked up again later")
-        raise NotHttpError("internal errors") from e
-    except httptools.HttpParserUpgrade:
-        raise
-    except httptools.HttpParserError as e:
-        raise NotHttpError("not HTTP/1.1") from e
+def _refused(error: httptools.HttpParserError) -> NotHttpError:
+    """What to raise for what a parser or a callback of ours raised."""
+    if not isinstance(error, httptools.HttpParserCallbackError):
+        return NotHttpError("not HTTP/1.1")
+    if isinstance(error.__context__, NotHttpError):
+        return error.__context__
+    log.error("a bug in the reading of HTTP, the connection is given up", exc_info=error)
+    return NotHttpError("internal errors")
 
 
 @dataclass(slots=True)
@@ -169,7 +164,7 @@ class _Requests:
                     self._end()
                 continue
             try:
-                _feed(self._parser.feed_data, data)
+                self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as e:
                 data = data[int(e.args[0]) :]
@@ -177,6 +172,8 @@ class _Requests:
                 self._unparsed = self._request.length
                 if not self._unparsed:
                     self._end()
+            except httptools.HttpParserError as e:
+                raise _refused(e) from None
 
     def on_message_begin(self) -> None:
         self._request = _Request(began_ns=self._connection.now_ns)
@@ -262,9 +259,11 @@ class _Answers:
     def feed(self, data: bytes) -> None:
         """Parse; an answer to HEAD announces a body that never comes, so it ends with its piece."""
         try:
-            _feed(self._parser.feed_data, data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise NotHttpError("upgraded connections") from None
+        except httptools.HttpParserError as e:
+            raise _refused(e) from None
         if self._bodiless:
             self.on_message_complete()
             self._parser = httptools.HttpResponseParser(self)
@@ -315,7 +314,14 @@ class _Answers:
         exchange.response_bytes += len(body)
         if answer.events is not None:
             for event in answer.events.feed(body):
-                self._event(exchange, event)
+                if has_content(event):
+                    if exchange.first_token_ns is None and exchange.model is None:
+                        exchange.model = model_name(event)
+                    exchange.content(self._connection.now_ns)
+                elif is_done(event):
+                    exchange.done = True
+                if b"tokens" in event:
+                    exchange.count_tokens(token_counts(event))
         elif answer.scan is not None:
             answer.scan.feed(body)
 
@@ -333,13 +339,3 @@ class _Answers:
         if answer.events is not None and answer.events.oversized:
             self._connection.ledger.counts["oversized events"] += answer.events.oversized
         exchange.close("complete", self._connection.now_ns)
-
-    def _event(self, exchange: Exchange, event: bytes) -> None:
-        if has_content(event):
-            if exchange.first_token_ns is None and exchange.model is None:
-                exchange.model = model_name(event)
-            exchange.content(self._connection.now_ns)
-        elif is_done(event):
-            exchange.done = True
-        if b"tokens" in event:
-            exchange.count_tokens(token_counts(event))

@@ -1,4 +1,4 @@
-"""The edge to the kernel: packets of one interface through memory shared with it.
+"""The edge to the kernel: packets through memory shared with it.
 
 ``AF_PACKET`` with a ``TPACKET_V3`` ring, as described in the kernel's packet_mmap documentation.
 The kernel fills blocks of packets and hands over a block when it is full, or ``block_timeout_ms``
@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeAlias
 
-from latencyprism.collectors.network.bpf import Instruction, encode
+from latencyprism.collectors.network.bpf import encode, server_filter
 from latencyprism.collectors.network.frames import Buffer
 
 TakePacket: TypeAlias = Callable[[int, Buffer, int, int], None]
@@ -29,11 +29,11 @@ TPACKET_V3: Final = 2
 SO_ATTACH_FILTER: Final = 26
 ETH_P_ALL: Final = 3
 SIOCGIFFLAGS: Final = 0x8913
-IFF_UP: Final = 0x1
 IFF_LOOPBACK: Final = 0x8
 
-BLOCK_BYTES: Final = 1 << 18
-"""Larger than any packet; a block is also how much is read before others may run."""
+BLOCK_BYTES: Final = 1 << 17
+"""Larger than a packet of 64 KiB. A block handed over for its age is mostly empty, so the more
+blocks, the longer the reader may be held up."""
 _FRAME_BYTES: Final = 2048  # only how the kernel wants the ring described
 _STATUS: Final = 8  # offsets in struct tpacket_block_desc
 _COUNT: Final = 12
@@ -54,42 +54,38 @@ class PacketRing(Protocol):
     newest_ns: int
     """Time of the newest packet handed over; 0 before the first."""
 
+    def filling(self) -> bool:
+        """Whether a quarter of it or more waits to be drained."""
+
     def drain(self, take: TakePacket) -> bool:
         """Hand over up to a ring full of packets; whether it is empty now. Does not block."""
 
     def lost(self) -> int:
         """Packets that found the ring full since the last call."""
 
-    def fileno(self) -> int:
-        """Descriptor that is readable when packets wait."""
-
     def close(self) -> None:
         """Give it back."""
 
 
 class Ring:
-    """Packets of one interface that pass the filter.
+    """TCP packets of the servers' ports on one interface, or on all of them when it is empty.
 
     On the loopback each packet is taken once, as received. Raises PermissionError without
-    CAP_NET_RAW, OSError for an interface that does not exist or a kernel without packet sockets.
+    CAP_NET_RAW, OSError for an interface that does not exist or a kernel without packet sockets,
+    ValueError for ports that cannot be filtered.
     """
 
     def __init__(
-        self,
-        interface: str,
-        program: Sequence[Instruction],
-        *,
-        ring_mib: int,
-        block_timeout_ms: int,
+        self, interface: str, ports: Sequence[int], *, ring_mib: int, block_timeout_ms: int
     ) -> None:
-        self.interface = interface
         self.hold_ns = 2 * block_timeout_ms * 1_000_000 + _TIMER_SLACK_NS
         self.newest_ns = 0
-        self._blocks = max(2, (ring_mib << 20) // BLOCK_BYTES)
+        self._blocks = (ring_mib << 20) // BLOCK_BYTES
         self._at = 0
         try:
-            # Protocol 0 delivers nothing until bind, so nothing comes in before the filter
-            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+            # What comes in before the filter does not get into the ring: making it purges that
+            protocol = 0 if interface else socket.htons(ETH_P_ALL)
+            self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, protocol)
         except PermissionError as e:
             raise PermissionError(
                 e.errno,
@@ -97,34 +93,39 @@ class Ring:
                 "AmbientCapabilities=CAP_NET_RAW (in a container, cap_add: NET_RAW)",
             ) from e
         try:
-            self._memory = self._set_up(program, block_timeout_ms)
+            self._filter(interface, ports)
+            self._memory = self._share(block_timeout_ms)
+            if interface:
+                self._socket.bind((interface, ETH_P_ALL))
+            self.lost()
         except BaseException:
             self._socket.close()
             raise
 
-    def _set_up(self, program: Sequence[Instruction], block_timeout_ms: int) -> mmap.mmap:
-        sock = self._socket
+    def _filter(self, interface: str, ports: Sequence[int]) -> None:
+        flags = _interface_flags(interface) if interface else 0
+        if flags & IFF_LOOPBACK:
+            self._socket.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+        program = server_filter(ports, loopback=None if interface else _loopback_index())
         code = ctypes.create_string_buffer(encode(program))
-        sock.setsockopt(
-            socket.SOL_SOCKET,
-            SO_ATTACH_FILTER,
-            struct.pack("@HP", len(program), ctypes.addressof(code)),
-        )
-        sock.setsockopt(SOL_PACKET, PACKET_VERSION, TPACKET_V3)
-        if interface_flags(self.interface) & IFF_LOOPBACK:
-            sock.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+        described = struct.pack("@HP", len(program), ctypes.addressof(code))
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, described)
+
+    def _share(self, block_timeout_ms: int) -> mmap.mmap:
         size = self._blocks * BLOCK_BYTES
         frames = size // _FRAME_BYTES
-        sock.setsockopt(
-            SOL_PACKET,
-            PACKET_RX_RING,
-            struct.pack(
-                "=7I", BLOCK_BYTES, self._blocks, _FRAME_BYTES, frames, block_timeout_ms, 0, 0
-            ),
+        request = struct.pack(
+            "=7I", BLOCK_BYTES, self._blocks, _FRAME_BYTES, frames, block_timeout_ms, 0, 0
         )
-        memory = mmap.mmap(sock.fileno(), size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        sock.bind((self.interface, ETH_P_ALL))
-        return memory
+        self._socket.setsockopt(SOL_PACKET, PACKET_VERSION, TPACKET_V3)
+        self._socket.setsockopt(SOL_PACKET, PACKET_RX_RING, request)
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        return mmap.mmap(self._socket.fileno(), size, mmap.MAP_SHARED, access)
+
+    def filling(self) -> bool:
+        """See :class:`PacketRing`."""
+        block = (self._at + self._blocks // 4) % self._blocks * BLOCK_BYTES
+        return bool(_U32.unpack_from(self._memory, block + _STATUS)[0] & _USER)
 
     def drain(self, take: TakePacket) -> bool:
         """See :class:`PacketRing`."""
@@ -151,10 +152,6 @@ class Ring:
         statistics = self._socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 12)
         return int(_TWO_U32.unpack_from(statistics)[1])
 
-    def fileno(self) -> int:
-        """See :class:`PacketRing`."""
-        return self._socket.fileno()
-
     def close(self) -> None:
         """See :class:`PacketRing`."""
         self._memory.close()
@@ -168,31 +165,32 @@ class MemoryRing:
         self.hold_ns = hold_ns
         self.newest_ns = 0
         self.packets = deque(packets)
+        self.full = 1000
+        """Packets of which four quarters are one ring."""
         self.dropped = 0
+
+    def filling(self) -> bool:
+        """See :class:`PacketRing`."""
+        return len(self.packets) >= self.full // 4
 
     def drain(self, take: TakePacket) -> bool:
         """See :class:`PacketRing`."""
-        while self.packets:
+        for _ in range(min(len(self.packets), self.full)):
             at_ns, packet = self.packets.popleft()
             take(at_ns, packet, 0, len(packet))
             self.newest_ns = at_ns
-        return True
+        return not self.packets
 
     def lost(self) -> int:
         """See :class:`PacketRing`."""
         dropped, self.dropped = self.dropped, 0
         return dropped
 
-    def fileno(self) -> int:
-        """None: nothing ever waits unseen."""
-        return -1
-
     def close(self) -> None:
         """Nothing to give back."""
 
 
-def interface_flags(interface: str) -> int:
-    """``IFF_`` flags of an interface. Raises OSError naming it when it does not exist."""
+def _interface_flags(interface: str) -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe, SIOCGIFFLAGS, struct.pack("16sH14x", interface.encode(), 0))
@@ -201,12 +199,7 @@ def interface_flags(interface: str) -> int:
     return int(struct.unpack_from("H", answer, 16)[0])
 
 
-def choose_interfaces(*, elsewhere: bool) -> list[str]:
-    """The loopback and, when a server is reached ``elsewhere`` too, every other interface that is
-    up.
-    """
-    names = [name for _, name in socket.if_nameindex()]
-    flags = {name: interface_flags(name) for name in names}
-    return [
-        name for name in names if flags[name] & IFF_UP and (elsewhere or flags[name] & IFF_LOOPBACK)
-    ]
+def _loopback_index() -> int | None:
+    return next(
+        (i for i, name in socket.if_nameindex() if _interface_flags(name) & IFF_LOOPBACK), None
+    )

@@ -23,22 +23,21 @@ from latencyprism.collectors.network.http import (
     starts_request,
 )
 from latencyprism.collectors.network.targets import Targets
-from latencyprism.collectors.network.tcp import Direction
+from latencyprism.collectors.network.tcp import MODULUS, Direction
 from latencyprism.schemas.records import RequestTiming
 
 _TLS: Final = b"\x16\x03"
 _HTTP2: Final = b"PRI * HTTP/2"
-_NEXT: Final = 1 << 32
 
 
-class _Side:
+class _Side(Direction):
     """One direction of a connection, as packets find it."""
 
-    __slots__ = ("connection", "direction", "from_client")
+    __slots__ = ("connection", "from_client")
 
     def __init__(self, connection: "_Connection", *, from_client: bool) -> None:
+        super().__init__()
         self.connection = connection
-        self.direction = Direction()
         self.from_client = from_client
 
 
@@ -90,6 +89,8 @@ class Tap:
             self.counts["other packets"] += 1
             return
         key, sequence, flags, start, stop = found
+        if start == stop and not flags & (SYN | FIN | RST):
+            return  # an acknowledgement, which only recorded packets hold
         side = self._sides.get(key)
         if side is None or flags & SYN:
             side = self._open(side, key, sequence, flags, buffer[start : min(stop, start + 16)])
@@ -99,13 +100,13 @@ class Tap:
         if at_ns > connection.now_ns:
             connection.now_ns = at_ns
         if flags & SYN:
-            sequence = (sequence + 1) % _NEXT
+            sequence = (sequence + 1) % MODULUS
         if start < stop:
             self._data(side, sequence, buffer[start:stop])
         if flags & RST:
             self._close(connection, "reset")
         elif flags & FIN:
-            self._finish(side, (sequence + stop - start) % _NEXT)
+            self._finish(side, (sequence + stop - start) % MODULUS)
 
     def flush(self, now_ns: int) -> list[RequestTiming]:
         """One part of each exchange that has news, oldest first.
@@ -146,11 +147,11 @@ class Tap:
         self, side: _Side | None, key: bytes, sequence: int, flags: int, payload: bytes
     ) -> _Side | None:
         """The side that a packet of no known connection, or a SYN, belongs to, if any."""
-        after = (sequence + 1) % _NEXT
+        after = (sequence + 1) % MODULUS
         if side is not None:
-            if not side.from_client or flags & ACK or side.direction.starts_at(after):
-                if not side.direction.started:
-                    side.direction.start(after)
+            if not side.from_client or flags & ACK or side.next == after:
+                if side.next is None:
+                    side.start(after)
                 return side
             self._close(side.connection, "reset")  # the port is used again
         if flags & RST or (not flags & SYN and not starts_request(payload)):
@@ -166,7 +167,7 @@ class Tap:
         self._connections[key] = connection
         self._sides[key] = connection.client
         self._sides[reverse(key)] = connection.server
-        connection.client.direction.start(after if flags & SYN else sequence)
+        connection.client.start(after if flags & SYN else sequence)
         return connection.client
 
     def _http(self, key: bytes, instance: str) -> Http1:
@@ -179,31 +180,31 @@ class Tap:
         )
 
     def _data(self, side: _Side, sequence: int, data: bytes) -> None:
-        connection, direction = side.connection, side.direction
+        connection = side.connection
         http = connection.http
         if http is None:
             return
         self._connections.move_to_end(connection.key)
-        if not direction.started:
+        if side.next is None:
             expected = starts_request(data) if side.from_client else starts_answer(data)
             if not expected or not (side.from_client or http.waiting):
                 return
-            direction.start(sequence)
-        held = direction.held
+            side.start(sequence)
+        held = side.held
         take = http.client if side.from_client else http.server
         try:
-            for piece in direction.push(sequence, data):
+            for piece in side.push(sequence, data):
                 take(connection.now_ns, piece)
         except NotHttpError as e:
             self._refuse(connection, data, str(e))
             return
-        if direction.held != held:
+        if side.held != held:
             self._watch_gap(connection)
-        if direction.ended:
+        if side.ended:
             self._finished(side)
 
     def _watch_gap(self, connection: _Connection) -> None:
-        directions = connection.client.direction, connection.server.direction
+        directions = connection.client, connection.server
         if not any(direction.incomplete for direction in directions):
             self._gaps.pop(connection.key, None)
             return
@@ -230,16 +231,16 @@ class Tap:
         if connection.http is not None:
             connection.http.close(connection.now_ns, "lost")
             connection.http = self._http(connection.key, connection.instance)
-        connection.client.direction.stop()
-        connection.server.direction.stop()
+        connection.client.stop()
+        connection.server.stop()
         self._gaps.pop(connection.key, None)
 
     def _finish(self, side: _Side, sequence: int) -> None:
         """A FIN whose own sequence number is ``sequence``."""
         if self._sides.get(side.connection.key) is not side.connection.client:
             return  # closed by what came with the FIN
-        side.direction.finish(sequence)
-        if side.direction.incomplete:
+        side.finish(sequence)
+        if side.incomplete:
             self._watch_gap(side.connection)
         else:
             self._finished(side)

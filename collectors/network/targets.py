@@ -70,8 +70,6 @@ class Targets:
         self._known: dict[bytes, bool] = {}
         self.ports: set[int] = set()
         self.instances: list[str] = []
-        self.elsewhere = False
-        """Whether a server is watched that is not reached through the loopback alone."""
         ambiguous = set()
         for watch in watches:
             self.ports.add(watch.port)
@@ -79,9 +77,6 @@ class Targets:
             if watch.address is not None:
                 address = ipaddress.ip_address(watch.address)
                 self._exact[address.packed, watch.port] = watch.instance
-                self.elsewhere |= not address.is_loopback
-            else:
-                self.elsewhere = True
             if watch.address is None or local(watch.address):
                 if watch.port in self._here:
                     ambiguous.add(watch.port)

@@ -14,9 +14,8 @@ import pytest
 from network_server import TokenServer, connection, token_server
 from network_wire import STREAM_END, request
 
-from latencyprism.collectors.network.bpf import server_filter
 from latencyprism.collectors.network.config import NetworkConfig
-from latencyprism.collectors.network.ring import Ring, choose_interfaces
+from latencyprism.collectors.network.ring import Ring
 from latencyprism.collectors.network.source import NetworkSource
 from latencyprism.schemas.records import RequestTiming
 from latencyprism.schemas.topics import TELEMETRY_REQUESTS, Topic
@@ -62,10 +61,13 @@ class Heard:
 
 
 @contextmanager
-def watching(*ports: int, address: str = "127.0.0.1") -> Iterator[tuple[Heard, NetworkSource]]:
+def watching(
+    *ports: int, address: str = "127.0.0.1", interface: str = ""
+) -> Iterator[tuple[Heard, NetworkSource]]:
     """A source in its thread, capturing when the block begins, drained when it ends."""
     host = f"[{address}]" if ":" in address else address
-    source = NetworkSource([f"http://{host}:{port}" for port in ports], NetworkConfig())
+    urls = [f"http://{host}:{port}" for port in ports]
+    source = NetworkSource(urls, NetworkConfig(interface=interface))
     heard, stop = Heard(), threading.Event()
     failed: list[BaseException] = []
 
@@ -131,10 +133,10 @@ def check_stream(parts: list[RequestTiming], server: TokenServer, index: int) ->
     assert last.first_byte_ns < last.first_token_ns
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-async def test_concurrent_streams(address: str) -> None:
+@pytest.mark.parametrize(("address", "interface"), [("127.0.0.1", ""), ("::1", "lo")])
+async def test_concurrent_streams(address: str, interface: str) -> None:
     async with token_server(address) as (server, port):
-        with watching(port, address=address) as (heard, source):
+        with watching(port, address=address, interface=interface) as (heard, source):
             wish = {"tokens": 20, "gap_ms": 15}
             await asyncio.gather(*(ask(port, wish, address=address) for _ in range(5)))
 
@@ -230,7 +232,8 @@ async def test_two_instances_and_other_paths() -> None:
 def test_an_overrun_ring_says_how_much_it_lost() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        ring = Ring("lo", server_filter([port]), ring_mib=1, block_timeout_ms=5)
+        ring = Ring("lo", [port], ring_mib=1, block_timeout_ms=5)
+        assert not ring.filling()
         with socket.create_connection(("127.0.0.1", port)) as client:
             server, _ = listener.accept()
             for _ in range(100):
@@ -241,6 +244,7 @@ def test_an_overrun_ring_says_how_much_it_lost() -> None:
             server.close()
     sizes: list[int] = []
 
+    assert ring.filling()
     ring.drain(lambda _ns, _buffer, at, end: sizes.append(end - at))
 
     assert sum(sizes) < 2 << 20
@@ -251,12 +255,23 @@ def test_an_overrun_ring_says_how_much_it_lost() -> None:
 
 def test_an_interface_that_does_not_exist_is_named() -> None:
     with pytest.raises(OSError, match="nosuch0"):
-        Ring("nosuch0", server_filter([1]), ring_mib=1, block_timeout_ms=5)
-    source = NetworkSource(["http://127.0.0.1:1"], NetworkConfig(interfaces=("nosuch0",)))
+        Ring("nosuch0", [1], ring_mib=1, block_timeout_ms=5)
+    source = NetworkSource(["http://127.0.0.1:1"], NetworkConfig(interface="nosuch0"))
     with pytest.raises(OSError, match="nosuch0"):
         source.run(Heard(), threading.Event())
 
 
-def test_the_loopback_is_always_chosen() -> None:
-    assert "lo" in choose_interfaces(elsewhere=False)
-    assert set(choose_interfaces(elsewhere=False)) <= set(choose_interfaces(elsewhere=True))
+@pytest.mark.parametrize("interface", ["", "lo"])
+def test_each_packet_is_taken_once(interface: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ring = Ring(interface, [listener.getsockname()[1]], ring_mib=1, block_timeout_ms=5)
+        with socket.create_connection(listener.getsockname()) as client:
+            client.sendall(b"once")
+            server, _ = listener.accept()
+            assert server.recv(10) == b"once"
+            server.close()
+    found: list[bytes] = []
+    wait_for(lambda: ring.drain(lambda _, b, at, end: found.append(b[at:end])) and len(found) > 2)
+    ring.close()
+
+    assert sum(packet.endswith(b"once") for packet in found) == 1

@@ -21,14 +21,15 @@ def test_finds_the_payload(client: tuple[str, int], server: tuple[str, int]) -> 
     found = frames.segment(buffer, 6, len(buffer))
 
     assert found is not None
-    assert (found.sequence, found.flags) == (7, frames.ACK)
-    assert buffer[found.start : found.stop] == b"hello"
+    key, sequence, flags, start, stop = found
+    assert (sequence, flags) == (7, frames.ACK)
+    assert buffer[start:stop] == b"hello"
     answer = ip_packet(server, client)
     back = frames.segment(answer, 0, len(answer))
     assert back is not None
-    assert back.key == frames.reverse(found.key)
-    assert frames.ends(found.key).source_port == client[1]
-    assert frames.ends(found.key).destination_port == server[1]
+    assert back[0] == frames.reverse(key)
+    assert frames.ends(key).source_port == client[1]
+    assert frames.ends(key).destination_port == server[1]
 
 
 def test_a_packet_captured_in_part_ends_with_what_was_captured() -> None:
@@ -37,7 +38,7 @@ def test_a_packet_captured_in_part_ends_with_what_was_captured() -> None:
     found = frames.segment(packet, 0, len(packet) - 2)
 
     assert found is not None
-    assert packet[found.start : found.stop] == b"hel"
+    assert packet[found[3] : found[4]] == b"hel"
 
 
 def test_a_packet_too_large_for_a_length_field_ends_with_what_was_captured() -> None:
@@ -47,7 +48,7 @@ def test_a_packet_too_large_for_a_length_field_ends_with_what_was_captured() -> 
     found = frames.segment(bytes(packet), 0, len(packet))
 
     assert found is not None
-    assert packet[found.start : found.stop] == b"hello"
+    assert packet[found[3] : found[4]] == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_garbage_never_raises(buffer: bytes, at: int, end: int) -> None:
     found = frames.segment(buffer, at, min(end, len(buffer)))
 
     if found is not None:
-        assert at < found.start <= found.stop <= end
+        assert at < found[3] <= found[4] <= end
 
 
 def test_link_layers() -> None:

@@ -42,15 +42,15 @@ class Clock:
 
 
 class Bench:
-    """Reports over rings in memory, on a clock of the test's own."""
+    """Reports over a ring in memory, on a clock of the test's own."""
 
-    def __init__(self, rings: int = 1, instances: tuple[str, ...] = (INSTANCE,)) -> None:
+    def __init__(self, instances: tuple[str, ...] = (INSTANCE,)) -> None:
         self.clock = Clock()
-        self.rings = [MemoryRing(hold_ns=HOLD_NS) for _ in range(rings)]
+        self.ring = MemoryRing(hold_ns=HOLD_NS)
         self.tap: Tap = make_tap(*instances)
         self.heard = Heard()
         self.reports = Reports(
-            self.rings,
+            self.ring,
             self.tap,
             instances,
             interval_ms=100,
@@ -102,7 +102,7 @@ def test_news_before_the_watermark_are_out_before_it() -> None:
 
     for packet in packets:
         bench.clock.advance(20 * MS)
-        bench.rings[0].packets.append((bench.clock.wall, packet))
+        bench.ring.packets.append((bench.clock.wall, packet))
         bench.reports.step(bench.heard)
         seen = len(bench.heard.watermarks)
         if seen > emitted:
@@ -113,33 +113,33 @@ def test_news_before_the_watermark_are_out_before_it() -> None:
     assert emitted == 3
 
 
-def test_of_several_rings_the_slowest_holds_the_watermark() -> None:
-    bench = Bench(rings=2)
-    bench.rings[1].hold_ns = 3 * HOLD_NS
-    bench.rings[0].packets.append((START_NS + 99 * MS, b""))
-
-    bench.after(100)
-
-    assert bench.heard.watermarks == [(INSTANCE, START_NS + 100 * MS - 3 * HOLD_NS)]
-
-
-def test_a_ring_that_is_never_empty_holds_it_at_its_newest_packet() -> None:
-    class Busy(MemoryRing):
-        def drain(self, take: Any) -> bool:
-            super().drain(take)
-            return False
-
+def test_a_ring_that_was_not_emptied_holds_it_at_the_newest_packet() -> None:
     bench = Bench()
-    bench.reports._rings = [Busy([(START_NS - 500 * MS, b"")])]
+    bench.ring.full = 2
+    bench.ring.packets.extend((START_NS + n * MS, b"") for n in range(3))
 
     bench.after(100)
 
-    assert bench.heard.watermarks == [(INSTANCE, START_NS - 500 * MS - SKEW_NS)]
+    assert bench.heard.watermarks == [(INSTANCE, START_NS + MS - SKEW_NS)]
+
+
+def test_a_ring_that_fills_up_is_drained_before_a_report_is_due() -> None:
+    bench = Bench()
+    bench.after(0)
+    bench.ring.packets.extend([(START_NS, b"")] * (bench.ring.full // 4 - 1))
+
+    bench.after(20)
+    assert bench.ring.packets
+    bench.ring.packets.append((START_NS, b""))
+    bench.after(20)
+
+    assert not bench.ring.packets
+    assert len(bench.heard.watermarks) == 1
 
 
 def test_dropped_packets_are_counted() -> None:
     bench = Bench()
-    bench.rings[0].dropped = 12
+    bench.ring.dropped = 12
 
     bench.after(100)
     bench.after(100)
@@ -150,7 +150,7 @@ def test_dropped_packets_are_counted() -> None:
 def test_a_clock_that_is_set_closes_what_is_open_and_takes_the_watermark_along() -> None:
     bench, wire = Bench(), Wire()
     for packet in [*wire.syn(), wire.client(request({"model": "m"}))]:
-        bench.rings[0].packets.append((START_NS + MS, packet))
+        bench.ring.packets.append((START_NS + MS, packet))
     bench.after(100)
 
     bench.clock.wall -= 3600_000 * MS

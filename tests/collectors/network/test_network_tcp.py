@@ -13,7 +13,7 @@ def started(at: int = 100) -> Direction:
 def test_nothing_before_the_start() -> None:
     direction = Direction()
 
-    assert not direction.started
+    assert direction.next is None
     assert direction.push(100, b"abc") == ()
     direction.finish(103)
     assert not direction.ended
@@ -57,7 +57,7 @@ def test_stop_forgets() -> None:
 
     direction.stop()
 
-    assert (direction.started, direction.held, direction.ended) == (False, 0, False)
+    assert (direction.next, direction.held, direction.ended) == (None, 0, False)
 
 
 @given(

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from latencyprism import __version__
 from latencyprism.children import ChildError, die_with_parent
+from latencyprism.schemas.codec import registry_for
 from latencyprism.settings import Settings, SettingsError, dump, load
 
 app = typer.Typer(
@@ -235,7 +236,7 @@ def doctor(as_json: Json = False) -> None:
     table = Table("check", "state", "found", "without it", "what to do", expand=True)
     colours = {"yes": "green", "partly": "yellow", "no": "red"}
     for f in findings:
-        table.add_row(f.name, f"[{colours[f.state]}]{f.state}[/]", f.detail, f.cost, f.remedy)
+        table.add_row(f.name, f"[{colours[f.state]}]{f.state}[/]", f.seen, f.lost, f.advice)
     console.print(table)
 
 
@@ -322,7 +323,13 @@ def collect(context: typer.Context, ready: Ready = None, parent: Parent = None) 
 
     _role(parent)
     settings: Settings = context.obj
-    run_agent(settings.collectors, settings.kafka, ready=_announce(ready))
+    announce = _announce(ready)
+    run_agent(
+        settings.collectors,
+        settings.kafka,
+        registry_for(settings.kafka),
+        observe=lambda _: announce(),
+    )
 
 
 @app.command()
@@ -384,7 +391,6 @@ def proxy(
 ) -> None:
     """Run the reference proxy in front of the router's targets (a role)."""
     from latencyprism.collectors.publisher import KafkaPublisher
-    from latencyprism.routers.consumer import registry_of
     from latencyprism.routers.proxy import run_proxy
 
     _role(parent)
@@ -396,7 +402,7 @@ def proxy(
             boot_ns=time.time_ns(),
             config=settings.collectors.publish,
             kafka=settings.kafka,
-            registry=registry_of(settings.kafka),
+            registry=registry_for(settings.kafka),
         )
         publisher.start()
     try:

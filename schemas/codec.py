@@ -166,13 +166,18 @@ class Codec:
         return known
 
 
-def codec_for(kafka: KafkaConfig) -> Codec:
-    """A codec that uses the configured schema registry, or none."""
+def registry_for(kafka: KafkaConfig) -> SchemaRegistry | None:
+    """The configured schema registry, if any."""
     if not kafka.registry_url:
-        return Codec()
+        return None
     from latencyprism.schemas.registry import ConfluentRegistry  # a dependency of its own
 
-    return Codec(ConfluentRegistry(kafka.registry_url), prefix=kafka.prefix)
+    return ConfluentRegistry(kafka.registry_url)
+
+
+def codec_for(kafka: KafkaConfig) -> Codec:
+    """A codec that uses the configured schema registry, or none."""
+    return Codec(registry_for(kafka), prefix=kafka.prefix)
 
 
 def _record_name(schema: dict[str, Any]) -> str:

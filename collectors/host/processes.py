@@ -21,10 +21,10 @@ TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 ROLES = (
-    ("core", re.compile(r"VLLM::EngineCore|sglang::(scheduler|data_parallel)")),
-    ("worker", re.compile(r"VLLM::Worker|VllmWorker|\S*text-generation-server")),
+    ("core", re.compile(r"\w+::EngineCore|sglang::(scheduler|data_parallel)")),
+    ("worker", re.compile(r"\w+::Worker|\S*text-generation-server")),
     ("detokenizer", re.compile(r"sglang::detokenizer")),
-    ("api", re.compile(r"VLLM::APIServer|\S*text-generation-router")),
+    ("api", re.compile(r"\w+::APIServer|\S*text-generation-router")),
     ("api", re.compile(r"\S*python\S* (\S*vllm serve|-m (vllm|sglang)\.\S*(api|launch)_server)")),
 )
 """Role → how its command line begins; vLLM and SGLang name their processes after their part."""
@@ -94,7 +94,7 @@ class Stat:
 
 def parse_stat(stat: bytes) -> Stat:
     """From /proc/PID/stat; the command in parentheses may hold anything, parentheses too."""
-    fields = stat[stat.rindex(b")") + 2 :].split()
+    fields = stat[stat.rindex(b")") + 2 :].split(None, 22)
     return Stat(
         state=fields[0].decode(),
         minor_faults=int(fields[7]),
@@ -135,9 +135,14 @@ class Threads:
             times = _schedstat(self._files.read_once(self._path(int(name))))
             if times is not None:
                 now[int(name)] = times
-        growth = {tid: sum(times) - sum(self._swept.get(tid, (0, 0))) for tid, times in now.items()}
-        ranked = sorted(now, key=lambda tid: (growth[tid], now[tid]), reverse=True)[:MAX_ACTIVE]
-        active = [tid for rank, tid in enumerate(ranked) if growth[tid] > 0 or rank < MIN_ACTIVE]
+        if self._swept:
+            growth = {tid: sum(now[tid]) - sum(self._swept.get(tid, (0, 0))) for tid in now}
+            moved = sum(1 for tid in now if growth[tid] > 0)
+        else:  # nothing is known yet but how long each has run since it was born
+            growth = {tid: sum(now[tid]) for tid in now}
+            moved = 0
+        ranked = sorted(now, key=lambda tid: (growth[tid], now[tid]), reverse=True)
+        active = ranked[: min(max(moved, MIN_ACTIVE), MAX_ACTIVE)]
         for tid in self._waits.keys() - set(active):
             self._files.forget(self._path(tid))
         self._waits = {tid: self._waits.get(tid) for tid in active}

@@ -4,7 +4,9 @@ import logging
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from latencyprism.collectors.address import endpoint, instance_of, port_of
 from latencyprism.collectors.host.config import HostConfig
@@ -24,27 +26,37 @@ LONGEST_S = 1.0
 class Pace:
     """When to sample next: evenly, at half the pace while that costs more than it may.
 
-    ``budget`` is a share of one core. The cost is a running mean over about ten samples.
+    ``budget`` is a share of one core, compared with the median cost of the last ``REMEMBERED``
+    samples, so that looking for processes every few seconds does not count.
     """
+
+    REMEMBERED = 20
 
     def __init__(self, interval_s: float, budget: float) -> None:
         self.interval_s = interval_s
         self._shortest_s = interval_s
         self._budget = budget
-        self._cost_s: float | None = None
+        self._costs: deque[float] = deque(maxlen=self.REMEMBERED)
 
     def spent(self, cost_s: float) -> None:
         """Account for the CPU time of one sample, and adapt the interval."""
-        last = cost_s if self._cost_s is None else self._cost_s
-        self._cost_s = last + 0.1 * (cost_s - last)
-        if self._cost_s > self._budget * self.interval_s and self.interval_s < LONGEST_S:
-            self.interval_s = min(2 * self.interval_s, LONGEST_S)
-            logger.warning("Reading counters is dear here, going to every %g s", self.interval_s)
-        elif (
-            self._cost_s < 0.25 * self._budget * self.interval_s
-            and self.interval_s > self._shortest_s
-        ):
-            self.interval_s = max(self.interval_s / 2, self._shortest_s)
+        self._costs.append(cost_s)
+        if len(self._costs) < self.REMEMBERED:
+            return
+        load = median(self._costs) / (self._budget * self.interval_s)
+        if load > 1 and self.interval_s < LONGEST_S:
+            self._change(min(2 * self.interval_s, LONGEST_S))
+        elif load < 0.25 and self.interval_s > self._shortest_s:
+            self._change(max(self.interval_s / 2, self._shortest_s))
+
+    def _change(self, interval_s: float) -> None:
+        logger.info(
+            "Reading counters takes %.1f ms, so it is done every %g s from now on",
+            1000 * median(self._costs),
+            interval_s,
+        )
+        self.interval_s = interval_s
+        self._costs.clear()
 
 
 def local_servers(engines: Sequence[str]) -> list[tuple[str, int]]:

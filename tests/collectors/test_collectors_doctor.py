@@ -161,7 +161,7 @@ def test_nvidia_library(root: Path, monkeypatch: pytest.MonkeyPatch, *, loads: b
         if not loads:
             raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(doctor.ctypes, "CDLL", load)
+    monkeypatch.setattr("ctypes.CDLL", load)
     write(root / "dev/nvidia0", "")
     finding = found(root)["NVIDIA GPUs"]
 

@@ -97,6 +97,7 @@ def test_context_switches() -> None:
         ("VLLM::EngineCore", False, "core"),
         ("VLLM::EngineCore_DP1", False, "core"),
         ("VLLM::Worker_TP0", False, "worker"),
+        ("renamed::Worker", False, "worker"),
         ("VLLM::APIServer_0", True, "api"),
         ("/usr/bin/python3 /usr/local/bin/vllm serve model --port 8000", True, "api"),
         ("python -m vllm.entrypoints.openai.api_server", True, "api"),

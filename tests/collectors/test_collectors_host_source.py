@@ -187,13 +187,23 @@ def test_without_a_local_server_the_source_waits_for_the_end() -> None:
     assert (recorder.samples, recorder.marks) == ([], [])
 
 
-def test_pace_slows_down_while_dear_and_recovers() -> None:
-    pace = Pace(0.1, budget=0.02)
+def intervals_at(pace: Pace, costs_s: list[float]) -> list[float]:
     intervals = []
-    for cost_s in [0.001] * 5 + [0.05] * 20 + [0.0001] * 60:
+    for cost_s in costs_s:
         pace.spent(cost_s)
         intervals.append(pace.interval_s)
+    return intervals
 
-    assert intervals[4] == 0.1
-    assert max(intervals) == 1.0
-    assert intervals[-1] == 0.1
+
+def test_pace_slows_down_while_dear_and_recovers() -> None:
+    pace = Pace(0.1, budget=0.02)
+
+    assert set(intervals_at(pace, [0.001] * 40)) == {0.1}
+    assert intervals_at(pace, [0.05] * 200)[-1] == 1.0
+    assert intervals_at(pace, [0.0001] * 200)[-1] == 0.1
+
+
+def test_pace_is_not_moved_by_rare_dear_samples() -> None:
+    pace = Pace(0.1, budget=0.02)
+
+    assert set(intervals_at(pace, ([0.2] + [0.001] * 9) * 20)) == {0.1}

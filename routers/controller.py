@@ -88,7 +88,7 @@ class Controller:
             # It may come back with another state than it left with.
             self._pending.update(self._book.targets)
             return
-        for target in drifted:
+        for target in set(drifted) - self._pending:
             logger.warning("%s is not %s as it should be; putting it right", target, wanted[target])
             self.counts["corrected"] += 1
             self._pending.add(target)

@@ -73,15 +73,14 @@ class HAProxyAdapter:
         return self.apply(target, NORMAL)
 
     def drifted(self, wanted: Mapping[str, TargetState]) -> tuple[str, ...]:
-        """Targets that are not as they should be. Raises AdapterError."""
+        """Targets that are not as they should be, or cannot be; :meth:`apply` says why not.
+
+        Raises AdapterError when HAProxy cannot be asked.
+        """
         servers = self.read()
-        found = []
-        for target, state in wanted.items():
-            name = self._servers[target]
-            server = self._server(name, servers)
-            if server != self._wanted(name, server, state):
-                found.append(target)
-        return tuple(found)
+        return tuple(
+            target for target, state in wanted.items() if not self._holds(target, state, servers)
+        )
 
     def read(self) -> dict[str, Server]:
         """The backend's servers by name. Raises AdapterError."""
@@ -105,6 +104,14 @@ class HAProxyAdapter:
             )
             for row in rows
         }
+
+    def _holds(self, target: str, state: TargetState, servers: Mapping[str, Server]) -> bool:
+        name = self._servers[target]
+        try:
+            server = self._server(name, servers)
+            return server == self._wanted(name, server, state)
+        except AdapterError:
+            return False
 
     def _server(self, name: str, servers: Mapping[str, Server]) -> Server:
         server = servers.get(name)

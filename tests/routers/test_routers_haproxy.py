@@ -278,6 +278,16 @@ def test_maintenance_by_an_operator_is_left_alone(
     )
 
 
+def test_server_that_is_missing_keeps_no_other_from_being_restored(haproxy: HAProxy) -> None:
+    config = HAProxyConfig(socket=str(haproxy.socket))
+    targets = {"missing:80": "missing", **TARGETS}
+    adapter = HAProxyAdapter(config, targets)
+    adapter.apply("one:80", TargetState(drained=True))
+    Controller(LeaseBook(targets, LeaseRules()), adapter, router="haproxy").verify()
+    assert not adapter.read()["one"].drained
+    assert adapter.drifted(dict.fromkeys(targets, NORMAL)) == ("missing:80",)
+
+
 def test_errors_name_what_to_do(haproxy: HAProxy) -> None:
     config = HAProxyConfig(socket=str(haproxy.socket))
     adapter = HAProxyAdapter(config, {"one:80": "one", "x:80": "x", "coarse:80": "coarse"})

@@ -70,7 +70,7 @@ class Exchange:
     prefill_ms: float | None = None
     """Time of the steps that computed the prompt; set by :mod:`.stages`."""
     prefill_error_ms: float | None = None
-    """Half width of its 90 % interval where it is only a guess of the prompt's length."""
+    """Half width of its 90 % interval where it does not come from steps."""
     decoding_at_arrival: int = 0
     ahead_at_arrival: int = 0
     ahead_tokens: float = 0.0

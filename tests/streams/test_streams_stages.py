@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -181,6 +182,16 @@ def test_the_engines_own_prefill_times_give_the_error() -> None:
         stages.summary([request])
         stages.compare([scrape(at_ms=at + 900, count=1, seconds=0.037)])
     assert stages.breakdown(request).border_error_ms == pytest.approx(3)
+
+
+def test_the_head_of_llamacpp_begins_prefill() -> None:
+    stages, tracker = StageEstimator(), RequestTracker(StreamsConfig())
+    stages.compare([replace(scrape(at_ms=0, count=0, seconds=0), engine="llamacpp")])
+    request = exchange(arrival=0, request_end=1, first_byte=31, first_token=90, end=100)
+    stages.learn(Steps(), [request], tracker)
+    found = stages.breakdown(request)
+    assert found.stages_ms[:3] == (1, 30, 59)
+    assert found.border_error_ms == 0
 
 
 def test_scrapes_of_other_requests_too_tell_nothing() -> None:

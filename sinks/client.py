@@ -1,5 +1,6 @@
 """Reaching ClickHouse: a server by its URL, or the store process of a folder."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -26,6 +27,9 @@ OLDEST = "24.10"
 """First ClickHouse whose refreshable materialized views may append."""
 
 
+_WRAPPING = re.compile(
+    r"^Received ClickHouse exception, code: \d+, server response: |\s*\(for url [^)]*\)\s*$"
+)
 QUERY_CODES = frozenset({46, 47, 60, 62, 115})
 """Unknown function, identifier, table; syntax error; unknown setting."""
 
@@ -135,5 +139,6 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _first_line(text: str) -> str:
-    lines = text.strip().splitlines()
+    """The driver's text without what it adds around the store's own words."""
+    lines = _WRAPPING.sub("", text).strip().splitlines()
     return lines[0][:500] if lines else "no reason was given"

@@ -13,7 +13,7 @@ from latencyprism.sinks.client import connect
 from latencyprism.sinks.config import StoreConfig
 from latencyprism.sinks.errors import StoreAwayError
 from latencyprism.sinks.kafka_log import KafkaLetterBox, KafkaLog
-from latencyprism.sinks.migrations.migrate import apply
+from latencyprism.sinks.migrations.migrate import MigrationError, apply, missing_columns
 from latencyprism.sinks.sink import FIRST_RETRY_S, Sink, SinkCounts
 
 logger = logging.getLogger(__name__)
@@ -78,6 +78,11 @@ def _prepare(store: StoreConfig, stop: threading.Event) -> bool:
             client = connect(store)
             try:
                 apply(client, store)
+                if missing := missing_columns(client, store):
+                    raise MigrationError(
+                        f"{store.database} has no {', '.join(missing)}: its tables were made by "
+                        "another release, or changed by hand"
+                    )
             finally:
                 client.close()
         except StoreAwayError as e:

@@ -11,7 +11,7 @@ import pytest
 from latencyprism.sinks.client import connect
 from latencyprism.sinks.config import StoreConfig
 from latencyprism.sinks.migrations.migrate import apply
-from latencyprism.sinks.store.process import StoreProcess
+from latencyprism.sinks.process import StoreProcess
 
 if TYPE_CHECKING:
     from clickhouse_connect.driver.client import Client

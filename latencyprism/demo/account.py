@@ -1,5 +1,6 @@
 """The account that the demo prints: what was seen, said, done, and where to look further."""
 
+import sys
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -18,12 +19,14 @@ def account(story: Story, settings: Settings) -> RenderableType:
         Panel(Text("\n").join(_sentences(story)), title="What happened", title_align="left"),
         _stages(story),
         _callers(story),
-        Text.assemble(
-            "Look further in the history (ClickHouse SQL):\n",
-            *(
-                f"  .venv/bin/latencyprism --set data_dir={settings.data_dir} sql {name}\n"
-                for name in ("alert_timeline", "where_time_goes", "commands_and_effect")
-            ),
+        Text("Look further in the history (ClickHouse SQL):"),
+        *(
+            Text(
+                f"  {sys.argv[0]} --set data_dir={settings.data_dir} sql {name}",
+                no_wrap=True,
+                overflow="ignore",
+            )
+            for name in ("alert_timeline", "where_time_goes", "commands_and_effect")
         ),
         Text("PASSED", "bold green")
         if story.passed

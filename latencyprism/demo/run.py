@@ -95,7 +95,7 @@ def _demo_settings(settings: Settings, folder: Path, addresses: Sequence[str]) -
             "router": replace(
                 router,
                 router="demo-proxy",
-                targets={address: f"http://{address}" for address in addresses},
+                targets={address: address for address in addresses},
                 proxy=replace(router.proxy, port=0),
             ),
         }

@@ -169,17 +169,16 @@ class InstanceShard(Generic[T]):
         due, self._refits = self._refits, []
         return due
 
-    def snapshots(self, now_ns: int, *, every_s: float) -> Iterator[ModelSnapshot]:
-        """Snapshots of the instances that learned since their last one, ``every_s`` or more ago.
-
-        Those that have been silent for very long are dropped with it.
+    def snapshots(self, now_ns: int, *, every_s: float) -> Iterator[tuple[int, ModelSnapshot]]:
+        """(partition, snapshot) of the instances that learned since their last one, ``every_s`` or
+        more ago. Those that have been silent for very long are dropped after it.
         """
         for name, known in list(self._instances.items()):
             gone = known.pipeline.forgettable(now_ns)
             due = now_ns - known.saved_ns >= every_s * NS_PER_S
             if (due or gone) and known.closed_ns > known.saved_until_ns:
                 known.saved_ns, known.saved_until_ns = now_ns, known.closed_ns
-                yield known.pipeline.snapshot()
+                yield known.partition, known.pipeline.snapshot()
             if gone:
                 self._instances.pop(name, None)
 

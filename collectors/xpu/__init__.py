@@ -1,0 +1,1 @@
+"""Watches accelerators: clocks, throttling, memory, temperature, power, errors and bus traffic."""

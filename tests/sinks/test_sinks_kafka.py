@@ -240,7 +240,7 @@ def _full_at_will(store: str) -> Iterator[tuple[str, threading.Event]]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"] or 0))
-            if full.is_set() and body.lstrip().upper().startswith(b"INSERT"):
+            if full.is_set() and "query=INSERT" in self.path:
                 text = b"Code: 243. DB::Exception: Cannot reserve 1.00 MiB. (NOT_ENOUGH_SPACE)"
                 self._send(500, text, {"X-ClickHouse-Exception-Code": "243"})
                 return

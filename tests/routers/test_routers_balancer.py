@@ -132,15 +132,19 @@ async def test_those_that_wait_are_served_in_their_order() -> None:
 
 
 async def test_newcomer_does_not_overtake_the_queue() -> None:
-    subject = pool(concurrency_limit=1)
+    balancer = Balancer({"a:1": "a:1"})
+    balancer.set_state("a:1", TargetState(rate_limit_rps=1))
+    now_ns = 0
+    subject = Pool(balancer, queue_limit=8, queue_timeout_s=5, clock_ns=lambda: now_ns)
     first, second = await held(subject, 2)
-    subject.release(await first)
-    newcomer = asyncio.create_task(subject.acquire())
+    assert first.done()
+    now_ns = NS_PER_S  # the target is free again, and the timer has not fired yet
+    (newcomer,) = await held(subject, 1)
     await asyncio.sleep(0)
     assert second.done()
     assert not newcomer.done()
-    subject.release(await second)
-    await newcomer
+    newcomer.cancel()
+    await asyncio.gather(newcomer, return_exceptions=True)
 
 
 async def test_full_queue_refuses_in_words() -> None:

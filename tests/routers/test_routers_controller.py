@@ -115,6 +115,7 @@ def test_newer_decision_that_came_too_late_still_ends_the_older(
     assert late.effect == "expired"
     controller.verify()
     assert adapter.states["a:1"] == NORMAL
+    assert controller.counts["corrected"] == 0  # it was our own doing, not the router's
 
 
 def test_memory_adapter_that_fails_cannot_be_asked(adapter: MemoryAdapter) -> None:

@@ -132,12 +132,12 @@ def test_full_cache_preempts_the_newest_and_everything_is_still_served() -> None
     subject = engine(replace(CONFIG, kv_tokens=200))
     for number in range(3):
         subject.submit(request(number, prompt=60, output=40))
+    subject.submit(request(3, prompt=25, output=1))
     done = drain(subject)
-    assert subject.totals.preemptions >= 1
     served = {s.request.request_id: s for c in done for s in c.served}
-    assert len(served) == 3
-    assert served["r0"].preemptions == 0
-    assert served["r2"].preemptions >= 1
+    assert [served[f"r{n}"].preemptions > 0 for n in range(3)] == [False, False, True]
+    # Who was preempted comes back before one that never ran, short as it is.
+    assert next(iter(served)) == "r0"
 
 
 def test_shared_prefix_is_computed_once_until_the_cache_is_reset() -> None:

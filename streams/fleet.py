@@ -8,7 +8,7 @@ from typing import Annotated
 from annotated_types import Ge, Gt
 
 from latencyprism.schemas.records import Alert, BatchProfile, Cause, Evidence, Severity, Verdict
-from latencyprism.streams.detection.evidence import rank_causes
+from latencyprism.streams.detection.evidence import is_decisive, rank_causes
 
 NS_PER_S = 1_000_000_000
 MAX_BATCHES = 64
@@ -30,6 +30,8 @@ class FleetConfig:
     """Replicas that reported within this time are peers; troubles within it are simultaneous."""
     silence_s: Annotated[float, Gt(0)] = 15.0
     """Alerts of a replica that reports nothing for this long resolve."""
+    new_cause_s: Annotated[float, Gt(0)] = 5.0
+    """A cause that is seen at work for the first time for this long makes a new alert."""
     critical_ratio: Annotated[float, Gt(1)] = 3.0
     """An alert is critical from this slowdown on, or when nothing moves at all."""
     forget_s: Annotated[float, Gt(0)] = 300.0
@@ -50,6 +52,8 @@ class _Trouble:
     records: int = 0
     """Records sent; 0 while it has not fired."""
     changed: bool = False
+    causes_ns: dict[str, int] = field(default_factory=dict)
+    """When each signal that shows a cause at work was last unusual."""
 
 
 @dataclass(slots=True)
@@ -127,9 +131,10 @@ class Fleet:
         elif profile.window_start_ns <= replica.profile.window_start_ns:
             return []
         replica.follow(profile)
+        ended: list[Alert] = []
         if profile.verdict in ALERTING:
-            self._extend(replica, profile)
-        return self._report(replica, profile.closed_at_ns)
+            self._extend(replica, profile, ended)
+        return [*ended, *self._report(replica, profile.closed_at_ns)]
 
     def tick(self, now_ns: int) -> list[Alert]:
         """Alerts that resolve because their replica fell silent; forgets those long gone."""
@@ -152,8 +157,20 @@ class Fleet:
             oldest = min(self._replicas.values(), key=lambda replica: replica.seen_ns)
             del self._replicas[oldest.instance]
 
-    def _extend(self, replica: Replica, profile: BatchProfile) -> None:
+    def _other_cause(self, trouble: _Trouble, profile: BatchProfile) -> bool:
+        """Whether a cause is seen at work that the alert has not known for some time."""
+        since_ns = profile.closed_at_ns - int(self.config.new_cause_s * NS_PER_S)
+        return trouble.alert.fired_ns <= since_ns and any(
+            trouble.causes_ns.get(found.signal, 0) <= since_ns
+            for found in profile.evidence
+            if is_decisive(found)
+        )
+
+    def _extend(self, replica: Replica, profile: BatchProfile, ended: list[Alert]) -> None:
         trouble = replica.troubles.get(profile.verdict)
+        if trouble is not None and trouble.records and self._other_cause(trouble, profile):
+            ended.append(self._resolve(trouble, profile.closed_at_ns, "another cause took over; "))
+            trouble = None
         if trouble is None:
             trouble = replica.troubles[profile.verdict] = _Trouble(
                 alert=self._new_alert(profile), last_ns=profile.closed_at_ns
@@ -164,6 +181,8 @@ class Fleet:
             known = trouble.evidence.get(found.signal)
             if known is None or found.surprise > known.surprise:
                 trouble.evidence[found.signal] = found
+            if is_decisive(found):
+                trouble.causes_ns[found.signal] = profile.closed_at_ns
         weight = (profile.score or 0.0) / (profile.threshold or 1.0)
         if weight > trouble.worst or not trouble.records:
             trouble.worst = max(weight, trouble.worst)

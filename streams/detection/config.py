@@ -12,9 +12,9 @@ class DetectionConfig:
 
     false_alarms_per_hour: Annotated[float, Gt(0), Le(60)] = 0.02
     """The one knob of sensitivity: alarms by chance that one stage of one instance may give."""
-    minimum_effect: Annotated[float, Gt(0), Le(10)] = 0.15
+    minimum_effect: Annotated[float, Gt(0), Le(10)] = 0.22
     """Least relative slowdown worth a fault when other evidence speaks for one."""
-    unexplained_effect: Annotated[float, Gt(0), Le(10)] = 0.45
+    unexplained_effect: Annotated[float, Gt(0), Le(10)] = 0.6
     """Least relative slowdown worth a fault when the latency alone speaks for one."""
     stall_ms: Annotated[float, Gt(0)] = 1_500.0
     """Open requests without any token for this long are a stall, if the engine stood still too."""

@@ -1,5 +1,6 @@
 """What speaks for a cause: every signal compared with its own history, and causes ranked by it."""
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -18,9 +19,18 @@ HOLD_NS = 1_250_000_000
 """How long a value of a source that reports once a second stays in force."""
 SCRAPE_SLACK_NS = 100_000_000
 """An engine counts a token up to this long after, or before, it is seen on the wire."""
-ENGINE_SILENCE_NS = 3_000_000_000
+OTHERS_SHARE = 0.15
+"""Share of the engine's work that is not observed from which it explains a slow stage."""
+CORROBORATION = 2.0
+"""Surprise of a signal, in decades, from which it speaks for a cause."""
+IDLE_SHARE = 0.1
+"""Share of a core that a server must use before waiting for one says anything."""
 NOTABLE = 1.5
 """Surprise from which a signal is worth telling."""
+
+
+ENGINE_STAGES = ("ingress", "prefill", "decode", "egress", "flow")
+WIRE_STAGES = ("ingress", "prefill", "egress", "flow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,9 @@ class Signal:
     """How far the signal alone tells this family from the others."""
     decisive: bool = False
     """A slow stage needs no other explanation when this signal is surprising."""
+    slows: tuple[str, ...] = ENGINE_STAGES
+    """Stages that it supports the suspicion of; none for a signal too common to speak for a
+    fault, which only helps to rank causes."""
 
 
 SIGNALS = (
@@ -87,7 +100,14 @@ SIGNALS = (
     Signal(
         name="host.psi_memory", family="host", cause="tasks wait for memory", floor=0.1, weight=1.2
     ),
-    Signal(name="host.psi_io", family="host", cause="tasks wait for disks", floor=0.3, weight=0.5),
+    Signal(
+        name="host.psi_io",
+        family="host",
+        cause="tasks wait for disks",
+        floor=0.3,
+        slows=(),
+        weight=0.5,
+    ),
     Signal(
         name="host.major_faults_per_s",
         family="host",
@@ -114,6 +134,7 @@ SIGNALS = (
         family="neighbour",
         cause="the server is woken for others: its context switches outgrew the tokens",
         floor=0.7,
+        slows=(),
         weight=0.8,
     ),
     Signal(
@@ -121,6 +142,7 @@ SIGNALS = (
         family="neighbour",
         cause="the machine's traffic outgrew the tokens",
         floor=1.0,
+        slows=(),
         weight=0.7,
     ),
     Signal(
@@ -135,18 +157,21 @@ SIGNALS = (
         family="workload",
         cause="prompts of clients that are not observed fill the batch",
         floor=200.0,
+        slows=(),
     ),
     Signal(
         name="workload.others_sequences",
         family="workload",
         cause="requests of clients that are not observed run beside",
         floor=1.0,
+        slows=(),
     ),
     Signal(
         name="network.log_headers_ms",
         family="network",
         cause="the first byte of the answers takes longer on its way",
         floor=0.5,
+        slows=("prefill", "egress"),
         weight=0.5,
     ),
     Signal(
@@ -154,6 +179,7 @@ SIGNALS = (
         family="network",
         cause="tokens of one step no longer arrive together",
         floor=0.12,
+        slows=WIRE_STAGES,
         weight=1.2,
     ),
     Signal(
@@ -161,6 +187,7 @@ SIGNALS = (
         family="network",
         cause="tokens arrive in bunches: they were held back on their way",
         floor=0.04,
+        slows=WIRE_STAGES,
         weight=1.4,
     ),
     Signal(
@@ -168,6 +195,7 @@ SIGNALS = (
         family="network",
         cause="first tokens leave the engine in time and arrive late",
         floor=15.0,
+        slows=(),
         weight=1.4,
     ),
     Signal(
@@ -175,6 +203,7 @@ SIGNALS = (
         family="network",
         cause="tokens leave the engine in time and arrive late",
         floor=3.0,
+        slows=(),
         weight=1.4,
     ),
     Signal(
@@ -182,6 +211,7 @@ SIGNALS = (
         family="network",
         cause="the round trip to the clients grew",
         floor=0.7,
+        slows=WIRE_STAGES,
         weight=1.2,
     ),
     Signal(
@@ -189,6 +219,7 @@ SIGNALS = (
         family="network",
         cause="TCP segments are sent again",
         floor=5.0,
+        slows=WIRE_STAGES,
     ),
     Signal(
         name="hardware.clock_deficit",
@@ -221,50 +252,88 @@ IDLE_REASONS = frozenset({"gpu_idle", "idle", "none", "applications_clocks_setti
 class Ledger:
     """What the observed connections brought, to be set against the engine's own counters.
 
-    Remembers the newest 1,024 first tokens.
+    Remembers the newest 1,024 first tokens and 32 windows.
     """
 
     def __init__(self) -> None:
-        self._prompts: deque[tuple[int, float]] = deque(maxlen=1_024)
+        self._firsts: deque[tuple[int, float, float]] = deque(maxlen=1_024)
+        self._gaps: deque[tuple[int, float, int]] = deque(maxlen=32)
         self._open: deque[int] = deque(maxlen=3)
-        self.others_prompt_tokens = math.nan
-        """Prompt tokens that the engine took in and nobody observed, last scrape; at least."""
-        self.others_sequences = math.nan
+        self._pending_tokens = 0.0
+        self.values: dict[str, float] = {}
+        """Signals that the newest scrape gave."""
         self.share = 0.0
-        """Share of them in all."""
+        """Share of the engine's work, at the newest scrape, that is not observed."""
         self.scraped_ns = 0
+        self.others_ns = 0
+        """Newest scrape at which others had a good part of the work; 0 for never."""
 
     def add(self, observation: Observation) -> None:
         """Take in one window."""
         first = observation.first_tokens
-        self._prompts.extend(zip(first.at_ns.tolist(), first.prompt_tokens.tolist(), strict=True))
+        self._firsts.extend(
+            zip(
+                first.at_ns.tolist(),
+                first.prompt_tokens.tolist(),
+                first.ttft_ms.tolist(),
+                strict=True,
+            )
+        )
+        gaps = observation.chunk_gaps_ms
+        self._gaps.append((observation.end_ns, float(gaps.sum()), len(gaps)))
         here = observation.open_requests
         self._open.append(here.decoding + here.waiting + observation.requests_finished)
+        self._pending_tokens = float(np.nansum(here.waiting_tokens))
+        self.values = {}
         for sample in observation.engine:
             if sample.freshness == "fresh":
                 self._compare(sample)
 
     def _compare(self, sample: EngineSample) -> None:
         self.scraped_ns = sample.observed_at_ns
-        self.others_prompt_tokens = self.others_sequences = math.nan
+        self.values = {}
         self.share = 0.0
         if sample.running is not None:
             engine = sample.running + (sample.waiting or 0.0)
-            self.others_sequences = max(0.0, engine - max(self._open))
-            if engine > 0:
-                self.share = self.others_sequences / engine
-        if sample.prompt_tokens is None or sample.interval_ns is None:
+            others = max(0.0, engine - max(self._open))
+            self.values["workload.others_sequences"] = others
+            self.share = others / engine if engine else 0.0
+        if sample.interval_ns is not None:
+            since_ns = sample.observed_at_ns - sample.interval_ns
+            self._compare_prompts(sample, since_ns)
+            if self.share < OTHERS_SHARE:
+                self._compare_times(sample, since_ns)
+        if self.share >= OTHERS_SHARE:
+            self.others_ns = sample.observed_at_ns
+
+    def _compare_prompts(self, sample: EngineSample, since_ns: int) -> None:
+        if sample.prompt_tokens is None:
             return
-        since = sample.observed_at_ns - sample.interval_ns - SCRAPE_SLACK_NS
-        own = 0.0
-        for at_ns, tokens in reversed(self._prompts):
-            if at_ns < since:
-                break
-            own += tokens
+        own = math.fsum(tokens for _, tokens, _ in self._first_tokens(since_ns - SCRAPE_SLACK_NS))
         if math.isfinite(own):
-            self.others_prompt_tokens = max(0.0, sample.prompt_tokens - own)
+            others = max(0.0, sample.prompt_tokens - own)
+            self.values["workload.others_prompt_tokens"] = others
             if sample.prompt_tokens > 0:
-                self.share = max(self.share, self.others_prompt_tokens / sample.prompt_tokens)
+                self.share = max(self.share, others / sample.prompt_tokens)
+
+    def _compare_times(self, sample: EngineSample, since_ns: int) -> None:
+        """How much longer tokens take to the observer than the engine says they took."""
+        inside = {
+            histogram.stage: histogram.sum / histogram.count * 1e3
+            for histogram in sample.histograms
+            if histogram.count > 0
+        }
+        ttft = [ms for _, _, ms in self._first_tokens(since_ns)]
+        if "ttft" in inside and ttft:
+            self.values["network.transit_first_ms"] = sum(ttft) / len(ttft) - inside["ttft"]
+        recent = [(total, count) for end, total, count in self._gaps if end > since_ns]
+        count = sum(count for _, count in recent)
+        if "itl" in inside and count >= 8:
+            mean = sum(total for total, _ in recent) / count
+            self.values["network.transit_gap_ms"] = mean - inside["itl"]
+
+    def _first_tokens(self, since_ns: int) -> list[tuple[int, float, float]]:
+        return list(itertools.takewhile(lambda first: first[0] >= since_ns, reversed(self._firsts)))
 
 
 class EvidenceBook:
@@ -338,10 +407,8 @@ class EvidenceBook:
             | _engine_values(observation)
             | _wire_values(observation)
             | _xpu_values(observation.xpu)
+            | self.ledger.values
         )
-        if observation.engine:
-            named["workload.others_prompt_tokens"] = self.ledger.others_prompt_tokens
-            named["workload.others_sequences"] = self.ledger.others_sequences
         values = np.full(len(SIGNALS), np.nan)
         for name, value in named.items():
             values[BY_NAME[name]] = value
@@ -362,9 +429,9 @@ def _host_values(observation: Observation) -> dict[str, float]:
         named["engine.stopped_share"] = sum(p.state in "Tt" for p in processes) / len(processes)
         waited = _total(process.runqueue_ns for process in processes)
         ran = _total(process.cpu_ns for process in processes)
-        if waited is not None and ran is not None and waited + ran > 0:
+        if waited is not None and ran is not None:
             waited = max(0.0, waited - (throttled or 0.0))
-            named["host.runqueue_ratio"] = waited / (waited + ran)
+            named["host.runqueue_ratio"] = waited / (waited + ran + IDLE_SHARE * seconds * 1e9)
         api = _total(process.cpu_ns for process in processes if process.role == "api")
         if api is not None:
             named["neighbour.api_cpu_ratio"] = api / 1e9 / seconds
@@ -411,14 +478,6 @@ def _engine_values(observation: Observation) -> dict[str, float]:
         named["engine.preemptions_per_s"] = sample.preemptions / sample.interval_ns * 1e9
     if sample.prompt_tokens and sample.cached_tokens is not None and sample.prompt_tokens >= 200:
         named["neighbour.uncached_share"] = 1 - sample.cached_tokens / sample.prompt_tokens
-    for histogram in sample.histograms:
-        if histogram.count <= 0:
-            continue
-        inside = histogram.sum / histogram.count * 1e3
-        if histogram.stage == "ttft" and observation.ttft_ms is not None:
-            named["network.transit_first_ms"] = observation.ttft_ms - inside
-        if histogram.stage == "itl" and observation.tpot_ms is not None:
-            named["network.transit_gap_ms"] = observation.tpot_ms - inside
     return named
 
 
@@ -469,6 +528,12 @@ def _total(values: Iterable[float | None]) -> float | None:
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(sum(known)) / len(known) if known else None
+
+
+def is_decisive(found: Evidence) -> bool:
+    """Whether it shows a cause at work that needs no other explanation."""
+    index = BY_NAME.get(found.signal)
+    return index is not None and SIGNALS[index].decisive and found.surprise >= CORROBORATION
 
 
 def rank_causes(evidence: Mapping[str, Evidence], stage: str) -> tuple[Cause, ...]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from latencyprism.schemas.records import StageScore, Verdict
 from latencyprism.streams.detection import snapshot
 from latencyprism.streams.detection.config import DetectionConfig
-from latencyprism.streams.detection.evidence import SIGNALS, EvidenceBook
+from latencyprism.streams.detection.evidence import CORROBORATION, SIGNALS, EvidenceBook
 from latencyprism.streams.detection.mixture import ConditionalMixture, fit_mixture
 from latencyprism.streams.detection.stage import StageJudge, StageView
 from latencyprism.streams.detection.workload import (
@@ -27,30 +27,27 @@ from latencyprism.streams.observation import Observation
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
-CORROBORATION = 2.0
-"""Surprise of a signal, in decades, from which it speaks for a cause."""
 CHOICE = 0.9
 """Decades by which the strongest of about eight independent signals exceeds any one."""
 MOST_SUPPORT = 4.0
 UNTOLD_FACTOR = 1.3
 """Threshold of a slowdown that nothing else speaks for, over that of one that something does."""
+DECISIVE_FACTOR = 0.3
+"""The same of one whose cause was seen at work."""
 RECENT_WINDOWS = 4
-OTHERS_SHARE = 0.3
-"""Share of the engine's work that is not observed from which it explains a slow stage."""
 ENGINE_SILENCE_NS = 3_000_000_000
+"""Without a scrape for this long the engine's counters explain nothing."""
+OTHERS_HOLD_NS = 3_000_000_000
+"""How long others' load, once counted, may still be at work: prompts count when they are done."""
 WORKLOAD_RATIO = 1.4
 DECISIVE: Flags = np.array([signal.decisive for signal in SIGNALS])
-SPEAKS_FOR_FAULT: Flags = np.array([signal.family != "workload" for signal in SIGNALS])
+SPEAKS_FOR_FAULT: Flags = np.array([bool(signal.slows) for signal in SIGNALS])
 SLOWS: dict[str, Flags] = {
-    stage: np.array(
-        [
-            signal.family != "workload" and (stage != "decode" or signal.family != "network")
-            for signal in SIGNALS
-        ]
-    )
-    for stage in FEATURES
+    stage: np.array([stage in signal.slows for signal in SIGNALS]) for stage in FEATURES
 }
-"""Signals of what can slow each stage: the network doesn't lengthen an engine's step."""
+TOLD_EFFECT = {"ingress": 1.0, "prefill": 2.5, "decode": 1.0, "egress": 1.0, "flow": 5.0}
+"""Least effect of a stage in units of the configured one: the rarer its observations, the more
+one of them can stray."""
 WORK_STAGES = ("decode", "prefill")
 
 
@@ -231,11 +228,10 @@ class MixtureJudge:
             return Decision(
                 verdict="unknown", reason=f"learning: {missing} more steps until the first verdict"
             )
-        self._faulty = {
-            stage
-            for stage in self._faulty
-            if self._stages[stage].test.score >= self._stages[stage].test.clear_threshold
-        }
+        for stage in sorted(self._faulty):
+            if self._stages[stage].recovered(observation.end_ns):
+                self._stages[stage].calm()
+                self._faulty.discard(stage)
         stalled = self._stalled(observation)
         if stalled is not None:
             self._faulty.add("flow")
@@ -264,15 +260,29 @@ class MixtureJudge:
     def _suspects(self) -> list[str]:
         """Stages beyond their threshold, the clearest first."""
         config = self.config
+        decisive = self._strongest(DECISIVE) >= CORROBORATION
         found = []
         for stage, judge in self._stages.items():
             told = self._strongest(SLOWS[stage]) >= CORROBORATION
-            least = config.minimum_effect if told else config.unexplained_effect
-            height = judge.test.threshold * (1.0 if told else UNTOLD_FACTOR)
-            beyond = judge.test.score >= height and judge.effect >= least
+            if not told and stage == "flow":
+                continue
+            least = (
+                TOLD_EFFECT[stage] * config.minimum_effect if told else config.unexplained_effect
+            )
+            height = judge.test.threshold * (
+                DECISIVE_FACTOR if decisive else 1.0 if told else UNTOLD_FACTOR
+            )
+            beyond = judge.test.score >= height and self._effect(stage) >= least
             if beyond or stage in self._faulty:
                 found.append(stage)
         return sorted(found, key=lambda stage: -self._stages[stage].test.score)
+
+    def _effect(self, stage: str) -> float:
+        """Relative slowdown of the run; that of the first byte in shares of the first token."""
+        judge = self._stages[stage]
+        if stage != "ingress":
+            return judge.effect
+        return judge.excess_ms / self._stages["prefill"].trend.usual_ms()
 
     def _support(self, stage: str) -> float:
         """Surprise of the newest evidence that can slow the stage, less the choice of many."""
@@ -287,17 +297,22 @@ class MixtureJudge:
         ledger = self._book.ledger
         if observation.end_ns - ledger.scraped_ns > ENGINE_SILENCE_NS:
             return False
-        if ledger.share >= OTHERS_SHARE:
+        judge = self._stages[stage]
+        began_ns = min(judge.run_began_ns, observation.end_ns - OTHERS_HOLD_NS)
+        if ledger.others_ns and ledger.others_ns >= began_ns:
             return True
-        since = self._stages[stage].suspect_since_ns
-        return False if since is None or ledger.scraped_ns >= since else None
+        since_ns = judge.suspect_since_ns
+        return False if since_ns is None or ledger.scraped_ns >= since_ns else None
 
     def _stalled(self, observation: Observation) -> str | None:
         """Why the instance counts as stalled; None when it moves."""
         still_ns = observation.end_ns - self._memory.progress_ns
         here = observation.open_requests
         waiting = here.decoding + here.waiting
+        others_ns = self._book.ledger.others_ns
         if still_ns < self.config.stall_ms * 1e6 or not waiting:
+            return None
+        if others_ns and observation.end_ns - others_ns <= OTHERS_HOLD_NS:
             return None
         engine = observation.last_engine
         if engine is not None and observation.end_ns - engine.observed_at_ns < ENGINE_SILENCE_NS:
@@ -330,7 +345,7 @@ class MixtureJudge:
         judge = self._stages[stage]
         strongest = self._book.notable(np.max(self._recent, axis=0), most=1)
         told = f"; {strongest[0].signal} is unusual" if strongest else "; nothing else is unusual"
-        return f"{stage} takes {1 + judge.effect:.2f} times what its workload explains{told}"
+        return f"{stage} takes {1 + judge.effect:.1f} times what its workload explains{told}"
 
     def _others_reason(self, stage: str) -> str:
         return (

@@ -192,7 +192,7 @@ def _fit_round(
 ) -> ConditionalMixture:
     """One fit; ``search`` tries fewer components too, until BIC has risen twice."""
     from sklearn.mixture import GaussianMixture
-    from threadpoolctl import threadpool_limits
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     joint = np.column_stack((features, log_latency))
     center = joint.mean(axis=0)

@@ -18,6 +18,12 @@ ROW_CORRELATION = 0.3
 """Of the normal scores of one window: many steps are not so many independent witnesses."""
 SCORE_LIMIT = 5.0
 SHORT_WINDOWS, LONG_WINDOWS = 4, 240
+QUIET = 0.8
+"""Surprise below which a window looks normal again."""
+RECOVERY_NS = 1_500_000_000
+IDLE_NS = 3_000_000_000
+OVERWHELMING = 3.0
+"""Support from which one window alone may be enough."""
 SLOWER = 0.5
 """Surprise from which a window counts as slower than usual at all."""
 
@@ -64,6 +70,10 @@ class Trend:
         self._short += (here - self._short) / min(self._count, SHORT_WINDOWS)
         self._long += (here - self._long) / min(self._count, LONG_WINDOWS)
 
+    def usual_ms(self) -> float:
+        """Usual latency, ms."""
+        return math.exp(float(self._long[-1]))
+
     def growth(self) -> tuple[float, float, int]:
         """Growth of the latency, growth of the work that grew most, and its feature's index."""
         change = self._short - self._long
@@ -90,13 +100,22 @@ class StageJudge:
         self.trend = Trend(len(FEATURES[stage]) + 1)
         self.suspect_since_ns: int | None = None
         """End of the first window of the run that the test is summing up; None without one."""
+        self.run_began_ns = 0
+        """When the oldest work of that first window began."""
         self.last: StageView | None = None
         self._observed = self._expected = 0.0
+        self._rows = 0
+        self._seen_ns = self._loud_ns = 0
 
     @property
     def effect(self) -> float:
         """Relative slowdown over the run of suspicious windows; 0 without one."""
         return self._observed / self._expected - 1 if self._expected else 0.0
+
+    @property
+    def excess_ms(self) -> float:
+        """Mean time beyond the expected over that run, ms an observation."""
+        return (self._observed - self._expected) / max(1, self._rows)
 
     def view(self, rows: Rows, end_ns: int, support: float) -> StageView:
         """Compare a window's rows with the expectation and move the sequential test.
@@ -105,11 +124,22 @@ class StageJudge:
         """
         self.trend.follow(rows)
         self.last = self._view(rows, support)
+        self._seen_ns = end_ns
+        if self.last.surprise is not None and self.last.surprise >= QUIET:
+            self._loud_ns = end_ns
         if self.test.score == 0.0:
             self.calm()
         elif self.suspect_since_ns is None:
             self.suspect_since_ns = end_ns
+            longest_ms = math.exp(float(rows.log_latency.max()))
+            self.run_began_ns = end_ns - int(longest_ms * 1e6)
         return self.last
+
+    def recovered(self, now_ns: int) -> bool:
+        """Whether a stage that was judged faulty looks normal again, or sees no work."""
+        if self.test.score < self.test.clear_threshold or now_ns - self._seen_ns > IDLE_NS:
+            return True
+        return self._seen_ns > self._loud_ns and now_ns - self._loud_ns >= RECOVERY_NS
 
     def _view(self, rows: Rows, support: float) -> StageView:
         observed_ms = math.exp(float(rows.log_latency.mean()))
@@ -136,7 +166,12 @@ class StageJudge:
         ratio = math.log(observed / expected)
         either = max(self.shift.surprise(shift), self.ratio.surprise(ratio))
         surprise = max(0.0, either - math.log10(2))
-        score = self.test.update(both(surprise, support) if surprise >= SLOWER else surprise)
+        if surprise >= SLOWER and support > 0:
+            limit = 1.2 if support >= OVERWHELMING else 0.7
+            score = self.test.update(both(surprise, support), limit=limit)
+        else:
+            score = self.test.update(surprise)
+        self._rows += count
         self._observed += observed
         self._expected += expected * math.exp(self.ratio.center)
         low, high = conditional.interval()
@@ -164,3 +199,4 @@ class StageJudge:
         self.test.reset()
         self.suspect_since_ns = None
         self._observed = self._expected = 0.0
+        self._rows = 0

@@ -131,7 +131,7 @@ class SequentialTest:
     ``1 / ln 10``. The sum ``S = max(0, S + s - DRIFT)`` then crosses ``h`` about
     ``10 ** (-root * h)`` times a window, where ``root`` solves
     ``10 ** (-root * DRIFT) = 1 - root``; so ``h`` follows from the rate of false alarms. One
-    window alone counts for at most 0.7 ``h``.
+    window alone counts for at most ``limit`` times ``h``.
     """
 
     DRIFT = 1.0
@@ -144,9 +144,9 @@ class SequentialTest:
         self.clear_threshold = self.threshold / 3
         self.score = 0.0
 
-    def update(self, surprise: float) -> float:
+    def update(self, surprise: float, *, limit: float = 0.7) -> float:
         """Add one window's surprise; returns the score."""
-        step = min(surprise, 0.7 * self.threshold) - self.DRIFT
+        step = min(surprise, limit * self.threshold) - self.DRIFT
         self.score = min(max(0.0, self.score + step), 1.4 * self.threshold)
         return self.score
 

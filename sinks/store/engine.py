@@ -7,13 +7,14 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from annotated_types import Ge
 
 from latencyprism.sinks.store import statement
+from latencyprism.sinks.store.native import empty_block
 from latencyprism.sinks.store.statement import quoted_name, quoted_text
 
 logger = logging.getLogger(__name__)
@@ -139,7 +140,7 @@ class Engine:
                 result = handle.query(sql, request.format, params=dict(request.parameters))
             except RuntimeError as e:  # chDB has two classes of its own by one name
                 raise _engine_error(str(e)) from e
-            return Answer(
+            answer = Answer(
                 body=result.bytes() or b"",
                 format=(
                     statement.output_format(request.sql, request.format)
@@ -148,6 +149,18 @@ class Engine:
                 ),
                 summary=_summary(result),
             )
+            if answer.format == "Native" and not answer.body:
+                return replace(answer, body=self._columns(handle, request))
+            return answer
+
+    def _columns(self, handle: Any, request: Request) -> bytes:
+        """What Native says of an answer without rows, which chDB leaves out."""
+        query = statement.selection(request.sql)
+        if query is None:
+            return b""
+        text = f"DESCRIBE (\n{query.decode(errors='surrogateescape')}\n)"
+        lines = handle.query(text, "JSONCompactEachRow", params=dict(request.parameters)).bytes()
+        return empty_block([tuple(json.loads(line)[:2]) for line in lines.splitlines()])
 
     def _settings(self, wanted: Mapping[str, str]) -> str:
         settings = {

@@ -72,6 +72,13 @@ def output_format(sql: bytes, default: str) -> str:
     return match[1].decode() if match else default
 
 
+def selection(sql: bytes) -> bytes | None:
+    """A query without its FORMAT, to be asked about inside another; None for other statements."""
+    if first_word(sql) not in (b"SELECT", b"WITH"):
+        return None
+    return _FORMAT.sub(b"", sql)
+
+
 def refusal(sql: bytes) -> str | None:
     """Why this store does not run the statement; None when it does."""
     word = first_word(sql)

@@ -89,6 +89,8 @@ def test_arrow_dataframe_command_stream_and_raw(db: "Client") -> None:
     assert list(db.query_df("SELECT b FROM t ORDER BY a")["b"]) == ["x", "y"]
     assert db.command("SELECT count() FROM t") == 2
     assert db.query("SELECT * FROM t LIMIT 0").column_names == ("a", "b")
+    nothing = db.query("SELECT a, map(b, 1.5) AS m FROM t WHERE a = {n:UInt8}", parameters={"n": 9})
+    assert (nothing.column_names, nothing.result_rows) == (("a", "m"), [])
     assert json.loads(db.raw_query("SELECT a FROM t WHERE a = 2", fmt="JSONEachRow")) == {"a": 2}
     with db.query_row_block_stream("SELECT number FROM numbers(200000)") as blocks:
         assert sum(len(block) for block in blocks) == 200_000

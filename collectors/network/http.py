@@ -3,8 +3,9 @@
 import logging
 import re
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import httptools
 
@@ -28,6 +29,8 @@ MAX_PATH: Final = 256
 
 Ending = Literal["client", "server", "reset", "lost"]
 """Who ended a connection: a FIN of either side, a reset, or nobody: track of it was lost."""
+
+Feed: TypeAlias = Callable[[int, bytes], None]
 
 _METHOD = re.compile(rb"(?:POST|GET|PUT|HEAD|DELETE|OPTIONS|PATCH) [/*h]")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -78,23 +81,16 @@ class Http1:
         self.pending: deque[_Pending] = deque()
         self.max_pipelined = max_pipelined
         self.max_event_bytes = max_event_bytes
-        self._requests = _Requests(self)
         self._answers = _Answers(self)
+        self.client: Feed = _Requests(self).feed
+        """Takes the next bytes of the client and their time; raises :class:`NotHttpError`."""
+        self.server: Feed = self._answers.feed
+        """Takes the next bytes of the server and their time; raises :class:`NotHttpError`."""
 
     @property
     def waiting(self) -> bool:
         """Whether a request was seen whose answer has not ended."""
         return bool(self.pending)
-
-    def client(self, at_ns: int, data: bytes) -> None:
-        """Take the next bytes of the client. Raises :class:`NotHttpError`."""
-        self.now_ns = at_ns
-        self._requests.feed(data)
-
-    def server(self, at_ns: int, data: bytes) -> None:
-        """Take the next bytes of the server. Raises :class:`NotHttpError`."""
-        self.now_ns = at_ns
-        self._answers.feed(data)
 
     def close(self, at_ns: int, ending: Ending) -> None:
         """Close what is open.
@@ -151,10 +147,11 @@ class _Requests:
         self._unparsed = 0
         """Bytes of the current body that the parser won't take: see :meth:`feed`."""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, at_ns: int, data: bytes) -> None:
         """Parse; a request that asks for an upgrade, which servers are free to ignore and inference
         servers do, has its body behind what the parser takes for the whole message.
         """
+        self._connection.now_ns = at_ns
         while data:
             if self._unparsed:
                 body, data = data[: self._unparsed], data[self._unparsed :]
@@ -256,8 +253,9 @@ class _Answers:
         self._answer = _Answer()
         self._bodiless = False
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, at_ns: int, data: bytes) -> None:
         """Parse; an answer to HEAD announces a body that never comes, so it ends with its piece."""
+        self._connection.now_ns = at_ns
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -320,7 +318,7 @@ class _Answers:
                     exchange.content(self._connection.now_ns)
                 elif is_done(event):
                     exchange.done = True
-                if b"tokens" in event:
+                if event.find(b"tokens") >= 0:
                     exchange.count_tokens(token_counts(event))
         elif answer.scan is not None:
             answer.scan.feed(body)

@@ -1,4 +1,8 @@
-"""Server-sent events: where one ends, and whether it brought anything that a user waits for."""
+"""Server-sent events: where one ends, and whether it brought anything that a user waits for.
+
+Bytes are looked for with ``find``: ``in`` first tries to take its left side for a number, and the
+exception that this costs takes longer than the search.
+"""
 
 import re
 from collections.abc import Sequence
@@ -34,7 +38,7 @@ class EventSplitter:
 
     def feed(self, data: bytes) -> Sequence[bytes]:
         """Events that this piece completes, oldest first."""
-        one = not self._carry and data.find(b"\n\n") == len(data) - 2 >= 0 and b"\r" not in data
+        one = not self._carry and data.find(b"\n\n") == len(data) - 2 >= 0 and data.find(b"\r") < 0
         if one and len(data) <= self._max_bytes:  # what an engine sends most often
             return (data,)
         text = self._carry + data
@@ -70,8 +74,8 @@ def has_content(event: bytes) -> bool:
     for key in _COMMON:
         at = event.find(key)
         if at >= 0 and event[at + len(key) : at + len(key) + 1] != b'"':
-            return b"data:" in event
-    return _CONTENT.search(event) is not None and b"data:" in event
+            return event.find(b"data:") >= 0
+    return _CONTENT.search(event) is not None and event.find(b"data:") >= 0
 
 
 def is_done(event: bytes) -> bool:

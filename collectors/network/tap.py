@@ -17,6 +17,7 @@ from latencyprism.collectors.network.frames import (
 )
 from latencyprism.collectors.network.http import (
     Ending,
+    Feed,
     Http1,
     NotHttpError,
     starts_answer,
@@ -31,13 +32,14 @@ _HTTP2: Final = b"PRI * HTTP/2"
 
 
 class _Side(Direction):
-    """One direction of a connection, as packets find it."""
+    """One direction of a connection, as packets find it; ``feed`` takes its bytes in order."""
 
-    __slots__ = ("connection", "from_client")
+    __slots__ = ("connection", "feed", "from_client")
 
-    def __init__(self, connection: "_Connection", *, from_client: bool) -> None:
+    def __init__(self, connection: "_Connection", feed: Feed, *, from_client: bool) -> None:
         super().__init__()
         self.connection = connection
+        self.feed = feed
         self.from_client = from_client
 
 
@@ -50,10 +52,17 @@ class _Connection:
         self.key = key
         self.instance = instance
         self.http: Http1 | None = http
-        self.client = _Side(self, from_client=True)
-        self.server = _Side(self, from_client=False)
+        self.client = _Side(self, http.client, from_client=True)
+        self.server = _Side(self, http.server, from_client=False)
         self.now_ns = 0
         self.gap_since_ns = 0
+
+    def restart(self, http: Http1) -> None:
+        """Begin anew with the next message of the client."""
+        self.http = http
+        self.client.feed, self.server.feed = http.client, http.server
+        self.client.stop()
+        self.server.stop()
 
 
 class Tap:
@@ -89,7 +98,8 @@ class Tap:
             self.counts["other packets"] += 1
             return
         key, sequence, flags, start, stop = found
-        if start == stop and not flags & (SYN | FIN | RST):
+        signal = flags & (SYN | FIN | RST)
+        if start == stop and not signal:
             return  # an acknowledgement, which only recorded packets hold
         side = self._sides.get(key)
         if side is None or flags & SYN:
@@ -103,10 +113,8 @@ class Tap:
             sequence = (sequence + 1) % MODULUS
         if start < stop:
             self._data(side, sequence, buffer[start:stop])
-        if flags & RST:
-            self._close(connection, "reset")
-        elif flags & FIN:
-            self._finish(side, (sequence + stop - start) % MODULUS)
+        if signal:
+            self._signal(side, (sequence + stop - start) % MODULUS, flags)
 
     def flush(self, now_ns: int) -> list[RequestTiming]:
         """One part of each exchange that has news, oldest first.
@@ -181,20 +189,15 @@ class Tap:
 
     def _data(self, side: _Side, sequence: int, data: bytes) -> None:
         connection = side.connection
-        http = connection.http
-        if http is None:
-            return
         self._connections.move_to_end(connection.key)
         if side.next is None:
-            expected = starts_request(data) if side.from_client else starts_answer(data)
-            if not expected or not (side.from_client or http.waiting):
+            if not self._joins(side, data):
                 return
             side.start(sequence)
         held = side.held
-        take = http.client if side.from_client else http.server
         try:
             for piece in side.push(sequence, data):
-                take(connection.now_ns, piece)
+                side.feed(connection.now_ns, piece)
         except NotHttpError as e:
             self._refuse(connection, data, str(e))
             return
@@ -202,6 +205,13 @@ class Tap:
             self._watch_gap(connection)
         if side.ended:
             self._finished(side)
+
+    def _joins(self, side: _Side, data: bytes) -> bool:
+        """Whether a connection that nobody followed so far can be followed from here."""
+        http = side.connection.http
+        if http is None:
+            return False
+        return starts_request(data) if side.from_client else http.waiting and starts_answer(data)
 
     def _watch_gap(self, connection: _Connection) -> None:
         directions = connection.client, connection.server
@@ -230,20 +240,22 @@ class Tap:
         self.counts[reason] += 1
         if connection.http is not None:
             connection.http.close(connection.now_ns, "lost")
-            connection.http = self._http(connection.key, connection.instance)
-        connection.client.stop()
-        connection.server.stop()
+            connection.restart(self._http(connection.key, connection.instance))
         self._gaps.pop(connection.key, None)
 
-    def _finish(self, side: _Side, sequence: int) -> None:
-        """A FIN whose own sequence number is ``sequence``."""
-        if self._sides.get(side.connection.key) is not side.connection.client:
-            return  # closed by what came with the FIN
-        side.finish(sequence)
-        if side.incomplete:
-            self._watch_gap(side.connection)
-        else:
-            self._finished(side)
+    def _signal(self, side: _Side, sequence: int, flags: int) -> None:
+        """Take a FIN or RST, whose own sequence number is ``sequence``."""
+        connection = side.connection
+        if self._connections.get(connection.key) is not connection:
+            return  # closed by what came in the same packet
+        if flags & RST:
+            self._close(connection, "reset")
+        elif flags & FIN:
+            side.finish(sequence)
+            if side.incomplete:
+                self._watch_gap(connection)
+            else:
+                self._finished(side)
 
     def _finished(self, side: _Side) -> None:
         self._close(side.connection, "client" if side.from_client else "server")

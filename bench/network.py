@@ -144,8 +144,8 @@ def measure_network(
     ``network.cpu_pct`` of a core that the source's process takes while it watches,
     ``network.events_lost``, and ``network.token_time_error_p50_us`` and ``_p99_us``: how far the
     time seen is from when the server's write had returned, without the share
-    ``network.truth_unsure_pct`` of writes that were interrupted. Blocks for ``seconds`` and a little;
-    needs CAP_NET_RAW. Raises RuntimeError when the source ended before its time.
+    ``network.truth_unsure_pct`` of writes that were interrupted. Blocks for ``seconds`` and a
+    little; needs CAP_NET_RAW. Raises RuntimeError when the source ended before its time.
     """
     context = multiprocessing.get_context("spawn")
     pipe, other = context.Pipe()

@@ -294,7 +294,7 @@ def show_settings(context: typer.Context) -> None:
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="collect, sink, stream or detect")],
+    name: Annotated[str, typer.Argument(help="collect, detect or sink")],
     recording: Annotated[
         list[Path] | None, typer.Option(help="For detect: labelled recordings; repeatable.")
     ] = None,

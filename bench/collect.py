@@ -1,0 +1,99 @@
+"""What the collectors cost, and how well the packet tap sees."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from latencyprism.bench.figures import Figure, median
+from latencyprism.bench.network import measure_network
+from latencyprism.collectors.engine.exposition import Parser
+from latencyprism.collectors.host.config import HostConfig
+from latencyprism.collectors.host.source import HostSource
+from latencyprism.schemas.topics import Topic
+
+RUNS = 3
+PARSES = 200
+HOST_S = 10.0
+PAGE = Path(__file__).resolve().parent.parent / "tests/collectors/data/vllm-0.32-full.prom"
+UNITS = {"pct": "%", "us": "µs", "lost": "count", "events": "count"}
+
+
+def measure() -> tuple[Mapping[str, Figure], Mapping[str, str]]:
+    """Figures of the collectors on this machine; takes about a minute and a half."""
+    figures = {"host.cpu_pct": median([_host_cpu_pct() for _ in range(RUNS)], "%")}
+    skipped: dict[str, str] = {}
+    if PAGE.exists():
+        figures["engine.parse_ms"] = median(list(_parse_ms(PAGE.read_bytes())), "ms")
+    else:
+        skipped["engine.parse_ms"] = f"{PAGE} is not here; run from a checkout"
+    try:
+        figures |= _network()
+    except PermissionError as e:
+        skipped["network.cpu_pct"] = f"needs CAP_NET_RAW ({e})"
+    return figures, skipped
+
+
+def _network() -> dict[str, Figure]:
+    runs: dict[str, list[float]] = defaultdict(list)
+    socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()
+    for _ in range(RUNS):
+        for name, value in measure_network().items():
+            runs[name].append(value)
+    return {
+        name: median(values, UNITS[name.rpartition("_")[2].rpartition(".")[2]])
+        for name, values in runs.items()
+    }
+
+
+def _parse_ms(page: bytes) -> Iterator[float]:
+    parser = Parser()
+    parser.parse(page)
+    for _ in range(RUNS):
+        began = time.process_time()
+        for _ in range(PARSES):
+            parser.parse(page)
+        yield (time.process_time() - began) / PARSES * 1000
+
+
+class _Nowhere:
+    """Takes samples and forgets them."""
+
+    def sample(self, topic: Topic, sample: Any) -> None:
+        """Forget it."""
+
+    def watermark(self, topic: Topic, instance: str, watermark_ns: int) -> None:
+        """Forget it."""
+
+
+def _host_cpu_pct() -> float:
+    with _server() as url:
+        stop = threading.Event()
+        source = HostSource([url], HostConfig())
+        thread = threading.Thread(target=source.run, args=(_Nowhere(), stop))
+        thread.start()
+        time.sleep(1.0)
+        began, cpu = time.monotonic(), time.process_time()
+        time.sleep(HOST_S)
+        used = 100 * (time.process_time() - cpu) / (time.monotonic() - began)
+        stop.set()
+        thread.join()
+    return used
+
+
+@contextmanager
+def _server() -> Iterator[str]:
+    """A server process to watch."""
+    command = [sys.executable, "-m", "latencyprism.simulator.server", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()

@@ -324,6 +324,7 @@ def build_sources(config: CollectorConfig) -> list[Source | Unavailable]:
         "engine": _engine_sources,
         "host": _host_source,
         "network": _network_source,
+        "xpu": _xpu_source,
     }
     sources: list[Source | Unavailable] = []
     for name in dict.fromkeys(config.sources):
@@ -355,6 +356,15 @@ def _network_source(config: CollectorConfig) -> Sequence[Source]:
             "service (AmbientCapabilities=CAP_NET_RAW, or setcap cap_net_raw+ep on the interpreter)"
         )
     return [NetworkSource(config.engines, config.network)] if config.engines else []
+
+
+def _xpu_source(config: CollectorConfig) -> Sequence[Source]:
+    from latencyprism.collectors.xpu import source
+
+    reason = source.unavailable()
+    if reason is not None:
+        raise UnavailableError(reason)
+    return [source.XpuSource(config.engines, config.xpu)]
 
 
 def may_capture() -> bool:

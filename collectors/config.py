@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from latencyprism.collectors.engine.config import EngineConfig
 from latencyprism.collectors.host.config import HostConfig
 from latencyprism.collectors.network.config import NetworkConfig
+from latencyprism.collectors.xpu.config import XpuConfig
 
 SourceName = Literal["engine", "host", "network", "xpu"]
 
@@ -57,5 +58,6 @@ class CollectorConfig:
     engine: EngineConfig = field(default_factory=EngineConfig)
     host: HostConfig = field(default_factory=HostConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    xpu: XpuConfig = field(default_factory=XpuConfig)
     publish: PublishConfig = field(default_factory=PublishConfig)
     cost: CostConfig = field(default_factory=CostConfig)

@@ -174,7 +174,8 @@ class KafkaPublisher(BufferedPublisher):
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
         try:
             self._producer = Producer(
-                {"error_cb": self._client_error}
+                # Its own log repeats with every attempt to connect; the callback tells errors once.
+                {"error_cb": self._client_error, "log_level": 2}
                 | kafka.librdkafka(
                     client_id=f"latencyprism-{agent}",
                     acks="all",
@@ -343,7 +344,9 @@ class KafkaPublisher(BufferedPublisher):
 
     def _client_error(self, error: KafkaError) -> None:
         self._errors[error.name()] += 1
-        away = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001 - the library's name for it
-        if error.code() == away and not self._counts.broker_away:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the library's name for it
+            if not self._counts.broker_away:
+                logger.warning("No Kafka broker of %s answers", self._kafka.bootstrap)
             self._counts = replace(self._counts, broker_away=True)
-            logger.warning("No Kafka broker at %s answers; holding samples", self._kafka.bootstrap)
+        elif self._errors[error.name()] == 1:
+            logger.warning("Kafka: %s; further ones are counted", error.str())

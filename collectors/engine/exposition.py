@@ -71,24 +71,27 @@ class Parser:
         if len(self._table.series) >= MAX_SERIES or len(self._table.texts) >= 2 * MAX_SERIES:
             self._table = Table()
         table = self._table
-        texts = table.texts
         values: list[float | None] = [None] * len(table.series)
-        for index, line in enumerate(page.split(b"\n")):
-            if not line or line[0] == _COMMENT:
-                continue
-            text, _, value = line.rpartition(b" ")
-            number = texts.get(text)
-            try:
+        known = table.texts.get
+        lines = page.split(b"\n")
+        line = b""
+        try:
+            for line in lines:
+                if line[:1] == b"#":
+                    continue
+                text, _, value = line.rpartition(b" ")
+                number = known(text)
                 if number is None:
                     self._unknown(line.strip(), values)
                 else:
                     values[number] = float(value)
-            except ValueError as error:
-                raise ExpositionError(f"line {index + 1}: {error}: {line[:120]!r}") from error
+        except ValueError as error:
+            where = lines.index(line) + 1
+            raise ExpositionError(f"line {where}: {error}: {line[:120]!r}") from error
         return Page(table, values)
 
     def _unknown(self, line: bytes, values: list[float | None]) -> None:
-        if not line or line[0] == _COMMENT:
+        if not line or line[:1] == b"#":
             return
         series, (value, *timestamp) = parse_line(line.decode())
         number = self._table.number(series)
@@ -147,7 +150,6 @@ def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
 
 
-_COMMENT = ord("#")
 _METRIC = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?(?:\s*(\{))?")
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
 _LABEL = re.compile(

@@ -45,16 +45,18 @@ class Client:
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
         self._base = parts.path.rstrip("/")
+        self._aborted = False
         self._connection = kind(str(parts.hostname), parts.port, timeout=timeout_s)
 
     def get(self, path: str) -> tuple[str, bytes]:
         """Content type and body; blocks up to the timeout for each read. Raises ScrapeError."""
         reused = self._connection.sock is not None
+        self._aborted = False
         try:
             try:
                 response = self._request(path)
             except (http.client.RemoteDisconnected, ConnectionError):
-                if not reused:
+                if not reused or self._aborted:
                     raise
                 # The server closed the idle connection, as it may at any time.
                 self.close()
@@ -89,6 +91,7 @@ class Client:
 
     def abort(self) -> None:
         """Make a :meth:`get` that is under way in another thread fail at once."""
+        self._aborted = True
         sock = self._connection.sock
         if sock is not None:
             with suppress(OSError):
@@ -186,6 +189,7 @@ class EngineSource:
                 if deadline is not None and now >= deadline:
                     self._client.abort()
                     deadline = None
+                    due = max(due, now + SLICE_S)
                     self._emit(emit, self._late())
                 if deadline is None and now >= due:
                     due = now + self._config.interval_s

@@ -303,6 +303,30 @@ def test_slow_drip_is_cut_at_the_total_deadline_while_watermarks_go_on(
     assert max(b - a for a, b in pairwise(times)) < 0.25
 
 
+def test_engine_that_hangs_after_good_pages_fails_once_a_deadline(
+    engine: Engine, watch: Watch
+) -> None:
+    leave = threading.Event()
+    running = watch(engine.url, EngineConfig(interval_s=0.1, timeout_s=0.3))
+    running.wait_for(is_fresh)
+
+    def hang(handler: BaseHTTPRequestHandler) -> None:
+        leave.wait(5)
+        handler.close_connection = True
+
+    engine.answers["/metrics"] = hang
+    running.wait_for(is_failed)
+    before = len(engine.requests)
+    time.sleep(1)
+    failed = [s for s in running.recorder.samples if is_failed(s)]
+    requests = len(engine.requests) - before
+    leave.set()
+
+    # One request and one failure about every 0.4 s, no retry of an aborted request.
+    assert 2 <= requests <= 3
+    assert len(failed) <= requests + 1
+
+
 def test_oversized_answer_is_refused(
     engine: Engine, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,8 @@ import ipaddress
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+
+from latencyprism.collectors.address import endpoint, instance_of, port_of
 
 MAX_ADDRESSES = 1024
 """Addresses of which it is remembered whether they are this host's."""
@@ -29,18 +30,17 @@ class Watch:
         A host name is resolved, which may block. Raises ValueError for anything but http or https
         with a host, OSError for a name that does not resolve.
         """
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no http://host:port address of a server")
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        host, port = str(endpoint(url).hostname), port_of(url)
         try:
-            address = str(ipaddress.ip_address(parts.hostname))
+            address = ipaddress.ip_address(host)
         except ValueError:
-            found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-            address = str(found[0][4][0])
-        unspecified = ipaddress.ip_address(address).is_unspecified
-        return cls(instance=f"{host}:{port}", port=port, address=None if unspecified else address)
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            address = ipaddress.ip_address(found[0][4][0])
+        return cls(
+            instance=instance_of(url),
+            port=port,
+            address=None if address.is_unspecified else str(address),
+        )
 
 
 def is_local(address: str) -> bool:

@@ -22,6 +22,12 @@ T = TypeVar("T")
 
 DURABLE_REPLICATION = 3
 COMPACTED_SEGMENT_BYTES = 16 * 2**20
+POLL_S = 0.05
+NOT_YET = (
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+)
 
 
 class TopicsError(OSError):
@@ -71,15 +77,15 @@ def topic_config(topic: Topic, *, replication: int) -> dict[str, str]:
 def ensure_topics(kafka: KafkaConfig, *, timeout_s: float) -> TopicsReport:
     """Make the topics that are missing and compare the others with their contract.
 
-    Blocks up to ``timeout_s``; idempotent, and safe while another process does the same. Raises
-    :class:`TopicsError` when no broker answers or it refuses.
+    On return every topic can be written and read. Blocks up to ``timeout_s``; idempotent, and
+    safe while another process does the same. Raises :class:`TopicsError` when no broker answers
+    or it refuses.
     """
     cluster = _Cluster(kafka, timeout_s)
     there = cluster.partitions()
     created = cluster.create([topic for topic in TOPICS if kafka.topic(topic) not in there])
     existing = [topic for topic in TOPICS if kafka.topic(topic) not in created]
-    if any(kafka.topic(topic) not in there for topic in existing):  # made by another just now
-        there = cluster.partitions()
+    there = cluster.await_usable([kafka.topic(topic) for topic in TOPICS])
     configs = cluster.configs([kafka.topic(topic) for topic in existing])
     return TopicsReport(
         created=tuple(created),
@@ -192,6 +198,28 @@ class _Cluster:
         except KafkaException as e:
             raise self._away(_words(e)) from e
         return {name: len(topic.partitions) for name, topic in metadata.topics.items()}
+
+    def await_usable(self, names: Iterable[str]) -> dict[str, int]:
+        """Wait until the topics can be written and read; numbers of partitions.
+
+        A broker knows of a new topic a little before it leads its partitions.
+        """
+        while True:
+            there = self.partitions()
+            absent = [name for name in names if not there.get(name)]
+            try:
+                if not absent:
+                    self.offsets(
+                        [TopicPartition(name, n) for name in names for n in range(there[name])],
+                        OffsetSpec.latest(),
+                    )
+                    return there
+            except _RefusedError as e:
+                if e.code not in NOT_YET:
+                    raise
+            if time.monotonic() > self._deadline:
+                raise self._away(f"topics made but not usable, {absent or names}")
+            time.sleep(POLL_S)
 
     def create(self, topics: Iterable[Topic]) -> list[str]:
         """Names of those that were made; one that another process made meanwhile is left out."""

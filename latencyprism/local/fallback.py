@@ -13,8 +13,7 @@ class FallbackBroker(LocalBroker):
     limits = (
         "a worker killed with SIGKILL is never evicted and blocks its consumer group until the "
         "broker is started again",
-        "it uses about a third of a core when idle",
-        "no transactions, so streams run at least once",
+        "messages of the last seconds are lost when the broker itself is killed",
     )
 
     def _command(self, port: int, directory: Path) -> list[str]:

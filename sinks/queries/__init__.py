@@ -62,7 +62,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a query found; every row has a value for every column."""
+    """What a query found; every row has a value for every column. Times are in UTC."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Any]]

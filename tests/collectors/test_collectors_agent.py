@@ -281,6 +281,21 @@ def test_missing_library_is_unavailable_with_what_to_install(
     assert "latencyprism[collectors]" in source.reason
 
 
+@pytest.mark.parametrize("reason", [None, "no driver"])
+def test_accelerators_are_watched_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, reason: str | None
+) -> None:
+    from latencyprism.collectors.xpu import source as xpu
+
+    monkeypatch.setattr(xpu, "unavailable", lambda: reason)
+    (source,) = build_sources(CollectorConfig(sources=("xpu",)))
+
+    if reason is None:
+        assert isinstance(source, xpu.XpuSource)
+    else:
+        assert source == Unavailable("xpu", "no driver")
+
+
 def test_cost_is_that_of_this_process() -> None:
     before, rss_mb = process_cost()
     sum(range(2_000_000))

@@ -277,5 +277,5 @@ def _kept(headers: Message, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def _step(number: int, **values: Any) -> StepBatch:
-    defaults = {"instance": "a:1", "source": "log", "observed_at_ns": T0 + number}
+    defaults: dict[str, Any] = {"instance": "a:1", "source": "log", "observed_at_ns": T0 + number}
     return StepBatch(**(defaults | values))

@@ -37,7 +37,7 @@ M0 = T0 - T0 % (60 * S)
 def request(number: int, **values: Any) -> RequestTiming:
     """An exchange of one part: arrives at M0 + number s, ten chunks 10 ms apart from 100 ms on."""
     arrival = M0 + number * S
-    defaults = {
+    defaults: dict[str, Any] = {
         "request_id": f"r{number}",
         "part": 0,
         "state": "complete",
@@ -61,7 +61,7 @@ def request(number: int, **values: Any) -> RequestTiming:
 def window(number: int, **values: Any) -> BatchProfile:
     """A normal window of 1 s that starts at M0 + number s."""
     start = M0 + number * S
-    defaults = {
+    defaults: dict[str, Any] = {
         "instance": "a:1",
         "service": "m",
         "model": "m",
@@ -89,7 +89,7 @@ def window(number: int, **values: Any) -> BatchProfile:
 
 def alert(number: int, **values: Any) -> Alert:
     """A state of one problem, updated at M0 + number s."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "alert_id": f"p-{number}",
         "fingerprint": "p",
         "state": "firing",
@@ -529,7 +529,7 @@ def test_commands_and_effect(client: "Client", config: StoreConfig) -> None:
 @pytest.mark.clickhouse
 def test_engine_health(client: "Client", config: StoreConfig) -> None:
     def scrape(second: int, instance: str = "a:1", **values: Any) -> EngineSample:
-        defaults = {
+        defaults: dict[str, Any] = {
             "freshness": "fresh",
             "engine": "vllm",
             "scrape_ms": 2.0,

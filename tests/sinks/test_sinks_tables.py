@@ -168,7 +168,7 @@ def test_a_time_out_of_bounds_is_refused_by_the_store(
 
 
 def _xpu(**values: Any) -> Any:
-    defaults = {
+    defaults: dict[str, Any] = {
         "instance": "a:1",
         "source": "xpu",
         "observed_at_ns": T0,

@@ -160,7 +160,8 @@ class Fleet:
     def _other_cause(self, trouble: _Trouble, profile: BatchProfile) -> bool:
         """Whether a cause is seen at work that the alert has not known for some time."""
         since_ns = profile.closed_at_ns - int(self.config.new_cause_s * NS_PER_S)
-        return trouble.alert.fired_ns <= since_ns and any(
+        age_ns = profile.closed_at_ns - trouble.alert.fired_ns
+        return age_ns >= self.config.update_s * NS_PER_S and any(
             trouble.causes_ns.get(found.signal, 0) <= since_ns
             for found in profile.evidence
             if is_decisive(found)

@@ -171,7 +171,7 @@ SIGNALS = (
         family="network",
         cause="the first byte of the answers takes longer on its way",
         floor=0.5,
-        slows=("prefill", "egress"),
+        slows=(),
         weight=0.5,
     ),
     Signal(

@@ -35,7 +35,7 @@ from latencyprism.streams.config import StreamsConfig
 from latencyprism.streams.letters import dead_letter, key_of
 from latencyprism.streams.loading import inherit
 from latencyprism.streams.shard import InstanceShard, Refit, ServiceShard
-from latencyprism.streams.worker import GROUP
+from latencyprism.streams.worker import GROUP, SAVE_EVERY_S
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ PUBLISH_S: Final = 0.05
 TICK_S: Final = 1.0
 TURN_S: Final = 0.005
 """Longest that windows are closed without letting the event loop do something else."""
-SAVE_EVERY_S: Final = 30.0
 SAVE_TURN_S: Final = 0.05
 """Longest that snapshots are taken and sent in one turn."""
 REVOKE_SAVE_S: Final = 5.0

@@ -157,6 +157,7 @@ class InstancePipeline:
                 e,
             )
             return False
+        self._tracker.model = self._tracker.model or snapshot.model
         self._tracker.tokens_of_bytes = tokens_of_bytes
         self._stages.prefill_of_tokens = prefill_of_tokens
         self._stages.differences_ms.extend(differences_ms)

@@ -72,9 +72,9 @@ class InstanceShard(Generic[T]):
     of its topic is kept. Whoever starts again from the messages whose tokens were not given back
     closes the windows that were not published, complete.
 
-    On the event clock every window is closed as the watermark passes it and refits are done at
-    once, so that what comes out depends on the packs alone; on the wall clock that is
-    :meth:`advance`'s, to be called every 50 to 100 ms, and :meth:`refits`'.
+    :meth:`advance` is to be called for each instance every 50 to 100 ms. On the event clock windows
+    are closed as the watermark passes them, too, and refits are done at once, so that what comes
+    out depends on the packs alone; on the wall clock :meth:`refits` tells what is to be done.
     """
 
     def __init__(
@@ -130,20 +130,25 @@ class InstanceShard(Generic[T]):
             held.append((pack.watermark_ns, now_ns, token))
         known.pipeline.add(topic, pack, now_ns)
         if self._config.clock == "event":
-            while self._close(instance, known, now_ns, limit=1):
-                self._refit_at_once(known)
+            self.advance(instance, now_ns)
 
     def advance(self, instance: str, now_ns: int) -> None:
-        """Close the windows of an instance that are due; does nothing on the event clock.
+        """Close the windows of an instance that are due.
 
-        Takes some milliseconds. An instance whose pipeline fails begins anew.
+        Takes some milliseconds, on the event clock some hundred where a refit is due. An instance
+        whose pipeline fails begins anew.
         """
         known = self._instances.get(instance)
-        if known is None or self._config.clock == "event":
+        if known is None:
             return
-        self._close(instance, known, now_ns, limit=WINDOWS_AT_ONCE)
-        work = known.pipeline.judge.refit()
-        if work is not None:
+        if self._config.clock == "event":
+            while self._close(instance, known, now_ns, limit=1):
+                if (work := known.pipeline.judge.refit()) is not None:
+                    work()()
+        elif (
+            self._close(instance, known, now_ns, limit=WINDOWS_AT_ONCE)
+            and (work := known.pipeline.judge.refit()) is not None
+        ):
             self._refits.append(Refit(instance=instance, work=work))
 
     def drain(self) -> Closed:
@@ -218,11 +223,6 @@ class InstanceShard(Generic[T]):
             known.closed_ns = profiles[-1].window_end_ns
         self._closed += [p for p in profiles if p.window_end_ns > known.published_ns]
         return bool(profiles)
-
-    def _refit_at_once(self, known: _Instance[T]) -> None:
-        work = known.pipeline.judge.refit()
-        if work is not None:
-            work()()
 
 
 class ServiceShard:

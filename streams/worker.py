@@ -24,6 +24,8 @@ GROUP: Final = "streams"
 """Consumer group of the workers, before the configured prefix."""
 WAIT_S: Final = 5.0
 """Between two looks for the cluster, each with a line in the log."""
+SAVE_EVERY_S: Final = 30.0
+"""Between two snapshots of an instance; what was learned since the last is lost with the worker."""
 STOP_S: Final = 20.0
 """Longest that an orderly end takes."""
 
@@ -38,6 +40,7 @@ def run_worker(
     *,
     datadir: Path,
     ready: Callable[[], object] = lambda: None,
+    save_every_s: float = SAVE_EVERY_S,
 ) -> None:
     """Work until SIGTERM or SIGINT, then publish and save what there is. Blocks.
 
@@ -53,7 +56,7 @@ def run_worker(
     try:
         if wait_for_topics(kafka, stop):
             datadir.mkdir(parents=True, exist_ok=True)
-            asyncio.run(_work(config, kafka, datadir, ready))
+            asyncio.run(_work(config, kafka, datadir, ready, save_every_s))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -81,7 +84,11 @@ def wait_for_topics(kafka: KafkaConfig, stop: threading.Event) -> bool:
 
 
 async def _work(
-    config: StreamsConfig, kafka: KafkaConfig, datadir: Path, ready: Callable[[], object]
+    config: StreamsConfig,
+    kafka: KafkaConfig,
+    datadir: Path,
+    ready: Callable[[], object],
+    save_every_s: float,
 ) -> None:
     from latencyprism.streams.app import build_app
 
@@ -90,6 +97,7 @@ async def _work(
         config,
         kafka,
         datadir=datadir,
+        save_every_s=save_every_s,
         ready=lambda: once.pop()() if once else None,
     )
     loop = asyncio.get_running_loop()

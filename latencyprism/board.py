@@ -50,21 +50,18 @@ class Board:
     def render(self, status: str) -> RenderableType:
         """The board as it stands, with a line of status under it."""
         table = Table(title="LatencyPrism", title_justify="left", expand=True)
-        for name in ("instance", "model", "verdict"):
+        for name in ("instance", "verdict"):
             table.add_column(name, no_wrap=True)
-        for name in ("open", "steps", "TTFT ms", "TPOT ms", "expected", "observed"):
+        for name in ("open", "TTFT ms", "TPOT ms"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("why", ratio=1)
         now_ns = self._clock_ns()
         for instance, profile in sorted(self._profiles.items()):
             table.add_row(
                 instance,
-                profile.model or "?",
                 Text(profile.verdict, COLOURS[profile.verdict]),
                 str(profile.requests_open),
-                str(profile.steps),
                 *map(_ms, (profile.ttft_ms, profile.tpot_ms)),
-                *map(_ms, (profile.expected_ms, profile.observed_ms)),
                 _why(profile, now_ns),
             )
         firing = [Text(f"● {a.severity} {a.instance} {a.stage}: {a.reason}", "bold red")

@@ -46,7 +46,9 @@ class Heard:
     def sample(self, topic: Topic, sample: Any) -> None:
         assert topic is TELEMETRY_REQUESTS
         self.samples.append(sample)
-        self.late += sample.observed_at_ns < self.watermarks.get(sample.instance, 0)
+        news = sample.arrival_ns if sample.part == 0 else sample.chunk_base_ns
+        promised = self.watermarks.get(sample.instance, 0)
+        self.late += min(news or sample.observed_at_ns, sample.observed_at_ns) < promised
 
     def watermark(self, topic: Topic, instance: str, watermark_ns: int) -> None:
         assert topic is TELEMETRY_REQUESTS

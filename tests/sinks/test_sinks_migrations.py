@@ -145,7 +145,7 @@ def test_retention_follows_the_settings(fresh: StoreConfig) -> None:
         "SELECT name, extract(engine_full, 'toIntervalDay\\\\((\\\\d+)\\\\)') FROM system.tables"
         " WHERE database = currentDatabase() AND engine_full LIKE '%TTL%'"
     ).result_rows
-    days = dict(found)
+    days = {str(name): str(number) for name, number in found}
     assert set(days) == {t.name for t in TABLES} | {
         "requests_per_minute_raw",
         "batches_per_minute_raw",

@@ -45,6 +45,8 @@ class Exchange:
     model: str | None = None
     streaming: bool = False
     state: RequestState = "open"
+    lost: bool = False
+    """Whether its end is only that of what its collector saw."""
     status: int | None = None
     request_end_ns: int | None = None
     first_byte_ns: int | None = None
@@ -85,7 +87,8 @@ class Exchange:
     @property
     def failed(self) -> bool:
         """Whether the server failed it: a status of 500 or more, or an answer that broke off."""
-        return self.state == "aborted" or (self.status is not None and self.status >= 500)
+        broke_off = self.state == "aborted" and not self.lost
+        return broke_off or (self.status is not None and self.status >= 500)
 
     @property
     def ready_ns(self) -> int:
@@ -525,6 +528,7 @@ def _merge(exchange: Exchange, part: RequestTiming) -> None:
     exchange.streaming = exchange.streaming or bool(part.streaming)
     if RANK[part.state] > RANK[exchange.state]:
         exchange.state = part.state
+        exchange.lost = "state" in part.estimated
     end_ns = part.end_ns
     if end_ns is None and part.state != "open":
         end_ns = part.observed_at_ns

@@ -14,8 +14,9 @@ class DetectionConfig:
     """The one knob of sensitivity: alarms by chance that one stage of one instance may give."""
     minimum_effect: Annotated[float, Gt(0), Le(10)] = 0.22
     """Least relative slowdown worth a fault when other evidence speaks for one."""
-    unexplained_effect: Annotated[float, Gt(0), Le(10)] = 0.6
-    """Least relative slowdown worth a fault when the latency alone speaks for one."""
+    unexplained_spreads: Annotated[float, Gt(0), Le(10)] = 3.5
+    """How far a stage must leave its usual wander (over some seconds, standard deviations) for a
+    fault when the latency alone speaks for one."""
     stall_ms: Annotated[float, Gt(0)] = 1_500.0
     """Open requests without any token for this long are a stall, if the engine stood still too."""
     first_fit_steps: Annotated[int, Ge(50)] = 300

@@ -266,14 +266,16 @@ class MixtureJudge:
             told = self._strongest(SLOWS[stage]) >= CORROBORATION
             if not told and stage == "flow":
                 continue
-            least = (
-                TOLD_EFFECT[stage] * config.minimum_effect if told else config.unexplained_effect
-            )
+            if told:
+                least = TOLD_EFFECT[stage] * config.minimum_effect
+            else:
+                beyond = math.expm1(config.unexplained_spreads * judge.usual_wander)
+                least = max(config.minimum_effect, beyond)
             height = judge.test.threshold * (
                 DECISIVE_FACTOR if decisive else 1.0 if told else UNTOLD_FACTOR
             )
-            beyond = judge.test.score >= height and self._effect(stage) >= least
-            if beyond or stage in self._faulty:
+            slow = judge.test.score >= height and self._effect(stage) >= least
+            if slow or stage in self._faulty:
                 found.append(stage)
         return sorted(found, key=lambda stage: -self._stages[stage].test.score)
 

@@ -213,9 +213,12 @@ def _fit_round(
             if rises == 2:
                 break
     assert best is not None
+    covariances = best.covariances_.copy()
+    # The ridge is for the features' sake; on the latency it would only widen the expectation.
+    covariances[:, -1, -1] -= RIDGE
     return ConditionalMixture(
         best.weights_,
         best.means_ * scale + center,
-        best.covariances_ * np.outer(scale, scale),
+        covariances * np.outer(scale, scale),
         -np.inf,
     )

@@ -24,6 +24,8 @@ RECOVERY_NS = 1_500_000_000
 IDLE_NS = 3_000_000_000
 OVERWHELMING = 3.0
 """Support from which one window alone may be enough."""
+WANDER_WINDOWS, WANDER_REFRESH = 8, 32
+PRIOR_WANDER = 0.12
 SLOWER = 0.5
 """Surprise from which a window counts as slower than usual at all."""
 
@@ -97,6 +99,7 @@ class StageJudge:
         self.shift = TailCalibrator(size, prior_spread=1.2, least_scale=0.1)
         self.ratio = TailCalibrator(size, prior_spread=0.5, least_scale=0.03)
         self.test = SequentialTest(3600 / config.window_seconds, config.false_alarms_per_hour)
+        self._wander, self._wander_age = PRIOR_WANDER, WANDER_REFRESH
         self.trend = Trend(len(FEATURES[stage]) + 1)
         self.suspect_since_ns: int | None = None
         """End of the first window of the run that the test is summing up; None without one."""
@@ -111,6 +114,14 @@ class StageJudge:
     def effect(self) -> float:
         """Relative slowdown over the run of suspicious windows; 0 without one."""
         return self._observed / self._expected - 1 if self._expected else 0.0
+
+    @property
+    def usual_wander(self) -> float:
+        """Standard deviation of the logarithm of observed over expected, over two seconds."""
+        if self._wander_age >= WANDER_REFRESH:
+            self._wander = self.ratio.wander(block=WANDER_WINDOWS, prior=PRIOR_WANDER)
+            self._wander_age = 0
+        return self._wander
 
     @property
     def excess_ms(self) -> float:
@@ -191,6 +202,7 @@ class StageJudge:
         """Learn from a window that was no fault."""
         self.reference.learn(np.column_stack((rows.features, rows.log_latency)))
         if statistics is not None:
+            self._wander_age += 1
             self.shift.learn(statistics[0])
             self.ratio.learn(statistics[1])
 

@@ -16,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 TAIL_SHARE = 0.08
 SHAPE_RANGE = (0.0, 0.25)
 PRIOR_WEIGHT = 40
+PRIOR_BLOCKS = 5
 REFRESH = 16
 SURPRISE_LIMIT = 30.0
 
@@ -65,6 +66,17 @@ class TailCalibrator:
         prior = 0.5 * math.erfc((value - center) / self._prior_spread / math.sqrt(2))
         tail = (held * self._tail(value) + PRIOR_WEIGHT * prior) / (held + PRIOR_WEIGHT)
         return min(SURPRISE_LIMIT, -math.log10(max(tail, 10.0**-SURPRISE_LIMIT)))
+
+    def wander(self, *, block: int, prior: float) -> float:
+        """Standard deviation of the means of ``block`` values in a row around the median.
+
+        That is what a process that isn't quite steady does by itself; ``prior`` stands for it
+        while the history is short.
+        """
+        values = self.values()
+        whole = len(values) // block
+        means = values[: whole * block].reshape(whole, block).mean(axis=1) - self.center
+        return math.sqrt((float(means @ means) + PRIOR_BLOCKS * prior**2) / (whole + PRIOR_BLOCKS))
 
     def values(self) -> Floats:
         """History, oldest first."""

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from latencyprism import __version__
 from latencyprism.children import ChildError, die_with_parent
+from latencyprism.rows import rows_of
 from latencyprism.schemas.codec import registry_for
 from latencyprism.settings import Settings, SettingsError, dump, load
 
@@ -180,10 +181,11 @@ def sql(
     from latencyprism.sinks import queries
 
     if name is None:
-        table = Table("query", "answers", "parameters")
+        table = Table("query", "answers")
         for query in queries.available():
-            table.add_row(query.name, query.question, ", ".join(map(str, query.parameters)))
+            table.add_row(query.name, query.question)
         console.print(table)
+        console.print("`sql NAME` runs one, `sql NAME --show` prints it with its parameters.")
         return
     query = queries.get(name)
     if show:
@@ -198,11 +200,8 @@ def sql(
         rows = [dict(zip(answer.columns, row, strict=True)) for row in answer.rows]
         typer.echo(json.dumps(rows, default=str))
         return
-    console.print(query.question)
-    table = Table(*answer.columns)
-    for row in answer.rows:
-        table.add_row(*map(_cell, row))
-    console.print(table)
+    console.print(query.question, style="bold")
+    console.print(rows_of(answer.columns, answer.rows, width=console.width))
 
 
 @app.command()
@@ -233,10 +232,13 @@ def doctor(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps([vars_of(finding) for finding in findings]))
         return
-    table = Table("check", "state", "found", "without it", "what to do", expand=True)
+    table = Table.grid(padding=(0, 2))
     colours = {"yes": "green", "partly": "yellow", "no": "red"}
     for f in findings:
-        table.add_row(f.name, f"[{colours[f.state]}]{f.state}[/]", f.seen, f.lost, f.advice)
+        table.add_row(f"[{colours[f.state]}]{f.state}[/]", f.name, f.seen)
+        if f.state != "yes":
+            table.add_row("", "", f"[dim]without it:[/] {f.lost}")
+            table.add_row("", "", f"[dim]what to do:[/] {f.advice}")
     console.print(table)
 
 
@@ -443,14 +445,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         fail(f"--param {text}: give it as key=value")
     return key, value
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, list | tuple):
-        return "\n".join(map(_cell, value))
-    return str(value)
 
 
 def vars_of(record: Any) -> dict[str, Any]:

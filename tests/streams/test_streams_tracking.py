@@ -274,6 +274,8 @@ def test_prompt_tokens_are_unknown_while_nothing_was_learned() -> None:
         ({"state": "complete", "status": 404}, False),
         ({"state": "complete", "status": 503}, True),
         ({"state": "aborted", "status": 200}, True),
+        ({"state": "aborted", "estimated": ("state", "end_ns")}, False),
+        ({"state": "aborted", "status": 500, "estimated": ("state", "end_ns")}, True),
     ],
 )
 def test_what_counts_as_failed(changes: dict[str, Any], failed: bool) -> None:

@@ -14,7 +14,7 @@ from latencyprism.streams.letters import dead_letter
 
 logger = logging.getLogger(__name__)
 
-POLL_S: Final = 0.5
+POLL_S: Final = 0.2
 LOG_EVERY_S: Final = 10.0
 
 

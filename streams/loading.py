@@ -1,6 +1,7 @@
 """What a worker reads before it takes over partitions; blocking, for another thread."""
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,6 +19,9 @@ TAIL_MESSAGES: Final = 2_000
 """Newest messages of each partition of latency.batches that are read again: some 100 s of one
 service, more than a worker can have published and not committed."""
 TIMEOUT_S: Final = 10.0
+"""Longest for an answer of the cluster."""
+POLL_S: Final = 0.05
+FETCH_MESSAGES: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +100,12 @@ def _read(
             ends[partition] = end
             places.append(TopicPartition(name, partition, start))
     consumer.assign(places)
+    heard = time.monotonic()
     while ends:
-        messages = consumer.consume(1_000, TIMEOUT_S)
-        if not messages:
+        messages = consumer.consume(FETCH_MESSAGES, POLL_S)
+        if messages:
+            heard = time.monotonic()
+        elif time.monotonic() - heard > TIMEOUT_S:
             raise KafkaException(f"{name} was not read to its end within {TIMEOUT_S:.0f} s")
         for message in messages:
             if message.error():

@@ -23,7 +23,9 @@ AHEAD_NS = 10 * NS_PER_S
 """Recorded time by which the feed may be ahead of the workers; bounds what they have to hold."""
 PATIENCE_S = 120.0
 """Longest without any progress of the workers; a refit of theirs may take seconds."""
+CLUSTER_TIMEOUT_S = 10.0
 QUIET_S = 0.5
+"""Nothing new for so long after all was decided, and the replay is over."""
 OUTCOMES = (LATENCY_BATCHES, ALERTS, CONTROL_COMMANDS, CONTROL_ACKS)
 REPLAY_TIMEOUT_MS = 60_000
 """Wall time after which a source counts as silent in a replay, whose packs come all at once."""
@@ -109,6 +111,13 @@ class _Run:
         self._codec = codec_for(kafka)
         self._producer = Producer(kafka.librdkafka(partitioner="murmur2_random", linger_ms=5))
         self._listener = Listener(kafka, OUTCOMES, self._codec)
+        self._group = Consumer(
+            kafka.librdkafka(group_id=kafka.group(GROUP), enable_auto_commit=False)
+        )
+        """Looks at the workers' group without being of it."""
+        name = kafka.topic(LATENCY_BATCHES)
+        found = self._group.list_topics(name, timeout=CLUSTER_TIMEOUT_S).topics[name].partitions
+        self._decisions = [TopicPartition(name, partition) for partition in found]
         self._report = ReportBuilder(start_ns=target.meta.start_ns, end_ns=target.meta.end_ns)
         self._failure: str | None = None
         self._began = time.perf_counter()
@@ -179,6 +188,7 @@ class _Run:
         """Leave the cluster; ends the time that counts."""
         self._seconds = time.perf_counter() - self._began
         self._listener.close()
+        self._group.close()
 
     def _progress(self, instance: str) -> int:
         return max(self._reached_ns.get(instance, 0), self._base_ns)
@@ -203,24 +213,14 @@ class _Run:
 
     def _decided(self) -> bool:
         """Whether the workers have decided on all profiles that there are."""
-        name = self._kafka.topic(LATENCY_BATCHES)
-        consumer = Consumer(
-            self._kafka.librdkafka(group_id=self._kafka.group(GROUP), enable_auto_commit=False)
+        ends = {
+            place.partition: self._group.get_watermark_offsets(place, timeout=CLUSTER_TIMEOUT_S)[1]
+            for place in self._decisions
+        }
+        committed = self._group.committed(self._decisions, timeout=CLUSTER_TIMEOUT_S)
+        return all(
+            place.offset >= ends[place.partition] for place in committed if ends[place.partition]
         )
-        try:
-            metadata = consumer.list_topics(name, timeout=10).topics[name]
-            places = [TopicPartition(name, partition) for partition in metadata.partitions]
-            ends = {
-                place.partition: consumer.get_watermark_offsets(place, timeout=10)[1]
-                for place in places
-            }
-            committed = consumer.committed(places, timeout=10)
-            return all(
-                place.offset >= ends[place.partition] or not ends[place.partition]
-                for place in committed
-            )
-        finally:
-            consumer.close()
 
     def _delivered(self, error: Any, _message: Any) -> None:
         if error is not None:

@@ -22,7 +22,7 @@ CLUSTER_ID = "bGF0ZW5jeXByaXNtLWxvYw"
 FORMAT_TIMEOUT_S = 60.0
 
 # A cluster of one, small and quick to start; what is not named stands as Kafka ships it.
-PROPERTIES = {
+PROPERTIES: dict[str, object] = {
     "process.roles": "broker,controller",
     "node.id": 1,
     "controller.listener.names": "CONTROLLER",
@@ -98,7 +98,9 @@ class EmbeddedKafka(LocalBroker):
     def _command(self, port: int, directory: Path) -> list[str]:
         java, jars = find_java(), ensure_jars()
         self._archive = _ClassArchive(jars)
-        properties = self._write_properties(port, directory)
+        properties = directory / "server.properties"
+        values = self._properties(port, directory)
+        properties.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
         program = [
             java,
             f"-Xmx{self._heap_mb}m",
@@ -111,20 +113,16 @@ class EmbeddedKafka(LocalBroker):
             _format(program, properties)
         return [program[0], *self._archive.options(), *program[1:], "kafka.Kafka", str(properties)]
 
-    def _write_properties(self, port: int, directory: Path) -> Path:
-        data = directory / "data"
+    def _properties(self, port: int, directory: Path) -> dict[str, object]:
+        data, controller = directory / "data", free_port()
         if "," in str(data):
             raise BrokerError(f"Kafka takes no folder with a comma in its name: {data}")
-        controller = free_port()
-        values = PROPERTIES | {
+        return PROPERTIES | {
             "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}",
             "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
             "controller.quorum.voters": f"1@{HOST}:{controller}",
             "log.dirs": data,
         }
-        path = directory / "server.properties"
-        path.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
-        return path
 
 
 def _format(program: list[str], properties: Path) -> None:

@@ -374,6 +374,7 @@ class Edges:
     async def on_revoked(self, *_: Any, **__: Any) -> None:
         """Leave the partitions in a state that another worker can take over."""
         if self._settled.is_set():
+            await self.publish()
             self._settled.clear()
             self._order.forget()
             self._instances.forget_tokens()

@@ -90,9 +90,12 @@ def give(
 
 
 def closed(of: InstanceShard[int], now_ns: int) -> list[BatchProfile]:
+    """Windows that are due, as if published."""
     for instance in of:
         of.advance(instance, now_ns)
-    return list(of.drain().profiles)
+    done = of.drain()
+    of.published(done, now_ns)
+    return list(done.profiles)
 
 
 def test_windows_come_once_and_in_order() -> None:
@@ -192,6 +195,16 @@ def test_snapshots_are_taken_when_they_are_due() -> None:
     began_ns = START + 100 * MS
     assert list(held.snapshots(began_ns + 29_000_000_000, every_s=30)) == []
     assert len(list(held.snapshots(began_ns + 30_000_000_000, every_s=30))) == 1
+
+
+def test_what_is_not_published_is_not_saved() -> None:
+    held = shard()
+    for number in range(1, 11):
+        now_ns = give(held, number)
+    held.advance(A, now_ns)
+    assert list(held.snapshots(LATER, every_s=0)) == []
+    held.published(held.drain(), now_ns)
+    assert len(list(held.snapshots(LATER, every_s=0))) == 1
 
 
 def test_an_instance_that_is_silent_for_very_long_is_saved_and_dropped() -> None:

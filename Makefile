@@ -52,4 +52,5 @@ $(VENV)/ready: pyproject.toml requirements.lock deploy/prepare.sh
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -r requirements.lock
 	$(BIN)/pip install --quiet --no-deps -e .
+	-$(BIN)/python -c 'from latencyprism.local.jars import ensure_jars; ensure_jars()'
 	touch $@

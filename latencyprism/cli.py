@@ -369,7 +369,14 @@ def store(
     from latencyprism.storage import store_directory
 
     _role(parent)
-    serve_store(store_directory(context.obj), port=port, ready=_announce(ready))
+    settings: Settings = context.obj
+    serve_store(
+        store_directory(settings),
+        port=port,
+        username=settings.store.username,
+        password=settings.store.password,
+        ready=_announce(ready),
+    )
 
 
 @app.command()

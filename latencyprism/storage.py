@@ -1,7 +1,7 @@
 """Reaching the store from a command: a server by URL, or the embedded one for the moment."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from latencyprism import settings as settings_module
 from latencyprism.children import Supervisor
 from latencyprism.settings import Settings
 from latencyprism.sinks.client import connect
+from latencyprism.sinks.errors import StoreAwayError
 from latencyprism.sinks.migrations.migrate import apply
 from latencyprism.stack import READY_TIMEOUT_S
 
@@ -26,30 +27,32 @@ def store_directory(settings: Settings) -> Path:
 def open_store(settings: Settings, *, migrated: bool = True) -> Iterator["Client"]:
     """A client of the store; ``migrated`` brings its tables up to date first.
 
-    Without a URL the embedded store's folder is opened by a store process that ends with the
-    block; OSError when another process has it, with the words to reach that one instead.
+    Without a URL it is the embedded store: that of a running ``up`` if there is one, else a store
+    process on its folder that ends with the block. Raises :class:`StoreError` in words.
     """
-    if settings.store.url:
-        client = connect(settings.store)
+    directory = store_directory(settings)
+    config = replace(settings.store, directory=str(directory))
+    with ExitStack() as stack:
         try:
-            yield _migrated(client, settings) if migrated else client
-        finally:
-            client.close()
-        return
-    run = settings.data_dir / "run"
+            client = connect(config)
+        except StoreAwayError:
+            if config.url:
+                raise
+            stack.enter_context(_store_process(settings))
+            client = connect(config)
+        stack.callback(client.close)
+        if migrated:
+            apply(client, config)
+        yield client
+
+
+@contextmanager
+def _store_process(settings: Settings) -> Iterator[None]:
+    run = settings.data_dir / "run" / "query"
     supervisor = Supervisor(run)
     try:
-        port = supervisor.role(
-            "store", "store", config=settings_module.write(settings, run)
-        ).wait_ready(READY_TIMEOUT_S)
-        url = f"http://127.0.0.1:{port}"
-        local = settings.model_copy(update={"store": replace(settings.store, url=url)})
-        with open_store(local, migrated=migrated) as client:
-            yield client
+        store = supervisor.role("store", "store", config=settings_module.write(settings, run))
+        store.wait_ready(READY_TIMEOUT_S)
+        yield
     finally:
         supervisor.stop()
-
-
-def _migrated(client: "Client", settings: Settings) -> "Client":
-    apply(client, settings.store)
-    return client

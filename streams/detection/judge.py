@@ -13,7 +13,7 @@ from latencyprism.streams.detection import snapshot
 from latencyprism.streams.detection.config import DetectionConfig
 from latencyprism.streams.detection.evidence import CORROBORATION, SIGNALS, EvidenceBook
 from latencyprism.streams.detection.mixture import ConditionalMixture, fit_mixture
-from latencyprism.streams.detection.stage import StageJudge, StageView
+from latencyprism.streams.detection.stage import Demand, StageJudge, StageView
 from latencyprism.streams.detection.workload import (
     FEATURES,
     Rows,
@@ -40,6 +40,8 @@ ENGINE_SILENCE_NS = 3_000_000_000
 OTHERS_HOLD_NS = 3_000_000_000
 """How long others' load, once counted, may still be at work: prompts count when they are done."""
 WORKLOAD_RATIO = 1.4
+DEMAND_RATIO = 1.5
+"""Growth of demand from which it may be why a stage is slow that nothing else speaks for."""
 DECISIVE: Flags = np.array([signal.decisive for signal in SIGNALS])
 SPEAKS_FOR_FAULT: Flags = np.array([bool(signal.slows) for signal in SIGNALS])
 SLOWS: dict[str, Flags] = {
@@ -88,6 +90,7 @@ class MixtureJudge:
         }
         self._book = EvidenceBook(self.config.history_windows)
         self._memory = StepMemory()
+        self._demand = Demand()
         self._quarantine: deque[Lesson] = deque()
         self._recent: deque[Floats] = deque(maxlen=RECENT_WINDOWS)
         self._faulty: set[str] = set()
@@ -108,6 +111,10 @@ class MixtureJudge:
         """Score the observation, then learn from it; takes about half a millisecond."""
         self._now_ns = observation.end_ns
         self._steps += len(observation.steps.end_ns)
+        self._demand.follow(
+            observation.requests_started,
+            float(np.nansum(observation.first_tokens.prompt_tokens)),
+        )
         surprise = self._book.observe(observation)
         self._recent.append(surprise)
         rows = stage_rows(observation, self._memory)
@@ -254,8 +261,21 @@ class MixtureJudge:
                 judge.calm()
             self._quarantine.clear()
             return Decision(verdict="workload", reason=reason, view=view)
+        grown = self._demand.growth()
+        if (
+            grown >= DEMAND_RATIO
+            and grown >= 1 + self._effect(suspects[0])
+            and not self._told(suspects[0])
+        ):
+            self._stages[suspects[0]].calm()
+            reason = f"{suspects[0]} is slow while clients ask for {grown:.1f} times the usual"
+            return Decision(verdict="workload", reason=reason, view=view)
         self._faulty.update(suspects)
         return Decision(verdict="fault", reason=self._fault_reason(suspects[0]), view=view)
+
+    def _told(self, stage: str) -> bool:
+        """Whether anything else speaks for a fault that can slow the stage."""
+        return self._strongest(SLOWS[stage]) >= CORROBORATION
 
     def _suspects(self) -> list[str]:
         """Stages beyond their threshold, the clearest first."""
@@ -263,7 +283,7 @@ class MixtureJudge:
         decisive = self._strongest(DECISIVE) >= CORROBORATION
         found = []
         for stage, judge in self._stages.items():
-            told = self._strongest(SLOWS[stage]) >= CORROBORATION
+            told = self._told(stage)
             if not told and stage == "flow":
                 continue
             if told:

@@ -21,6 +21,7 @@ def _row_sums(table: Floats) -> Floats:
 
 LOG_2PI = float(np.log(2 * np.pi))
 TRIM_ROUNDS = 2
+MANY_ROWS = 1_000
 MINIMUM_SPREAD = 0.02
 """Least standard deviation of a component's conditional log latency: 2 %."""
 RIDGE = 1e-2
@@ -182,8 +183,10 @@ def fit_mixture(
             features[kept], log_latency[kept], components=best, seed=seed, search=False
         )
     density = mixture.condition(features[kept]).log_density
-    spread = float(np.median(density) - np.quantile(density, density_quantile))
-    floor = float(np.quantile(density, density_quantile)) - spread
+    rarest = float(np.quantile(density, density_quantile))
+    # Many rows tell how far the density of the same work may fall, few don't.
+    margin = (float(np.median(density)) - rarest) * min(1.0, count / MANY_ROWS)
+    floor = rarest - margin
     return ConditionalMixture(mixture.weights, mixture.means, mixture.covariances, floor)
 
 

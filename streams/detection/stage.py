@@ -17,15 +17,17 @@ Floats = npt.NDArray[np.float64]
 ROW_CORRELATION = 0.3
 """Of the normal scores of one window: many steps are not so many independent witnesses."""
 SCORE_LIMIT = 5.0
-SHORT_WINDOWS, LONG_WINDOWS = 4, 240
+SHORT_WINDOWS, DEMAND_WINDOWS, LONG_WINDOWS = 4, 12, 240
 QUIET = 0.8
 """Surprise below which a window looks normal again."""
 RECOVERY_NS = 1_500_000_000
 IDLE_NS = 3_000_000_000
 OVERWHELMING = 3.0
 """Support from which one window alone may be enough."""
+MEMORY = 0.92
+"""Share of a window's weight in the effect that is left a window later: half after two seconds."""
 WANDER_WINDOWS, WANDER_REFRESH = 8, 32
-PRIOR_WANDER = 0.12
+PRIOR_WANDER = {"ingress": 0.35, "prefill": 0.35, "decode": 0.12, "egress": 0.15, "flow": 0.5}
 SLOWER = 0.5
 """Surprise from which a window counts as slower than usual at all."""
 
@@ -55,6 +57,30 @@ def both(one: float, other: float) -> float:
     """
     total = one + other
     return max(one, total - math.log10(1 + math.log(10) * total))
+
+
+class Demand:
+    """Short and long memory of what clients ask for, whatever becomes of it.
+
+    Unlike batch or queue it doesn't grow because the engine slows.
+    """
+
+    def __init__(self) -> None:
+        self._short = np.zeros(2)
+        self._long = np.zeros(2)
+        self._count = 0
+
+    def follow(self, requests: int, prompt_tokens: float) -> None:
+        """Take in the requests that came in a window, and the prompt tokens they brought."""
+        here = np.array([requests, prompt_tokens])
+        self._count += 1
+        self._short += (here - self._short) / min(self._count, DEMAND_WINDOWS)
+        self._long += (here - self._long) / min(self._count, LONG_WINDOWS)
+
+    def growth(self) -> float:
+        """How many times the usual demand the present one is; at least 1."""
+        usual = np.maximum(self._long, 1e-9)
+        return float(np.max(self._short / usual, initial=1.0)) if self._count else 1.0
 
 
 class Trend:
@@ -99,7 +125,7 @@ class StageJudge:
         self.shift = TailCalibrator(size, prior_spread=1.2, least_scale=0.1)
         self.ratio = TailCalibrator(size, prior_spread=0.5, least_scale=0.03)
         self.test = SequentialTest(3600 / config.window_seconds, config.false_alarms_per_hour)
-        self._wander, self._wander_age = PRIOR_WANDER, WANDER_REFRESH
+        self._wander, self._wander_age = PRIOR_WANDER[stage], WANDER_REFRESH
         self.trend = Trend(len(FEATURES[stage]) + 1)
         self.suspect_since_ns: int | None = None
         """End of the first window of the run that the test is summing up; None without one."""
@@ -107,26 +133,26 @@ class StageJudge:
         """When the oldest work of that first window began."""
         self.last: StageView | None = None
         self._observed = self._expected = 0.0
-        self._rows = 0
+        self._rows = 0.0
         self._seen_ns = self._loud_ns = 0
 
     @property
     def effect(self) -> float:
-        """Relative slowdown over the run of suspicious windows; 0 without one."""
+        """Relative slowdown over the last seconds of a run of suspicious windows; 0 without one."""
         return self._observed / self._expected - 1 if self._expected else 0.0
 
     @property
     def usual_wander(self) -> float:
         """Standard deviation of the logarithm of observed over expected, over two seconds."""
         if self._wander_age >= WANDER_REFRESH:
-            self._wander = self.ratio.wander(block=WANDER_WINDOWS, prior=PRIOR_WANDER)
+            self._wander = self.ratio.wander(block=WANDER_WINDOWS, prior=PRIOR_WANDER[self.stage])
             self._wander_age = 0
         return self._wander
 
     @property
     def excess_ms(self) -> float:
-        """Mean time beyond the expected over that run, ms an observation."""
-        return (self._observed - self._expected) / max(1, self._rows)
+        """Mean time beyond the expected, the same way; ms an observation."""
+        return (self._observed - self._expected) / max(1.0, self._rows)
 
     def view(self, rows: Rows, end_ns: int, support: float) -> StageView:
         """Compare a window's rows with the expectation and move the sequential test.
@@ -182,9 +208,9 @@ class StageJudge:
             score = self.test.update(both(surprise, support), limit=limit)
         else:
             score = self.test.update(surprise)
-        self._rows += count
-        self._observed += observed
-        self._expected += expected * math.exp(self.ratio.center)
+        self._rows = MEMORY * self._rows + count
+        self._observed = MEMORY * self._observed + observed
+        self._expected = MEMORY * self._expected + expected * math.exp(self.ratio.center)
         low, high = conditional.interval()
         return StageView(
             stage=self.stage,
@@ -211,4 +237,4 @@ class StageJudge:
         self.test.reset()
         self.suspect_since_ns = None
         self._observed = self._expected = 0.0
-        self._rows = 0
+        self._rows = 0.0

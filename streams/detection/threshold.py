@@ -18,7 +18,7 @@ SHAPE_RANGE = (0.0, 0.25)
 PRIOR_WEIGHT = 40
 PRIOR_BLOCKS = 5
 REFRESH = 16
-SURPRISE_LIMIT = 30.0
+TRUSTED_DECADES = 2.5
 
 
 class TailCalibrator:
@@ -59,13 +59,18 @@ class TailCalibrator:
         return value > self._knee
 
     def surprise(self, value: float) -> float:
-        """-log10 of the tail probability of ``value``, 0 to 30."""
+        """-log10 of the tail probability of ``value``, at least 0.
+
+        No more than 2.5 beyond what the history itself could have shown: a tail that is fitted to
+        few values knows little about far ones.
+        """
         self._refresh()
         held = len(self._sorted)
         center = self._sorted[held // 2] if held else 0.0
         prior = 0.5 * math.erfc((value - center) / self._prior_spread / math.sqrt(2))
         tail = (held * self._tail(value) + PRIOR_WEIGHT * prior) / (held + PRIOR_WEIGHT)
-        return min(SURPRISE_LIMIT, -math.log10(max(tail, 10.0**-SURPRISE_LIMIT)))
+        limit = math.log10(held + PRIOR_WEIGHT) + TRUSTED_DECADES
+        return min(limit, -math.log10(max(tail, 1e-30)))
 
     def wander(self, *, block: int, prior: float) -> float:
         """Standard deviation of the means of ``block`` values in a row around the median.

@@ -21,12 +21,13 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
         "waiting",
         "batch_before",
     ),
-    "egress": ("decoding", "joined", "prefill_tokens"),
+    "egress": ("step_ms", "decoding", "joined"),
     "flow": ("decoding", "waiting", "waiting_tokens"),
 }
-"""Workload of each judged stage. Counts and tokens are taken as log(1 + x)."""
+"""Workload of each judged stage; all are taken as log(1 + x)."""
 
 LEAST_LATENCY_MS = 0.2
+LEAST_GAPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +106,15 @@ def _decode(observation: Observation, memory: StepMemory) -> Rows | None:
 
 
 def _egress(observation: Observation) -> Rows | None:
-    gaps = observation.chunk_gaps_ms
-    if len(gaps) < 4:
+    """Cadence of the streams given the cadence of the engine: what is left is the way out."""
+    gaps, steps = observation.chunk_gaps_ms, observation.steps
+    if len(gaps) < LEAST_GAPS or not len(steps.end_ns):
         return None
-    steps = observation.steps
     return _rows(
         np.array([np.median(gaps)]),
+        np.array([np.median(steps.duration_ms)]),
         np.array([observation.open_requests.decoding]),
         np.array([steps.joined.sum()]),
-        np.array([np.nansum(steps.prefill_tokens)]),
     )
 
 

@@ -30,6 +30,33 @@ STOP_S: Final = 20.0
 """Longest that an orderly end takes."""
 
 
+TALKATIVE: Final = (
+    "aiokafka",
+    "aiokafka.consumer.fetcher",
+    "aiokafka.consumer.group_coordinator",
+    "aiokafka.producer.sender",
+    "mode.timers",
+)
+"""Loggers that say the same many times a second while a broker is away."""
+REPEAT_S: Final = 30.0
+
+
+class Sparse(logging.Filter):
+    """Lets a message that is repeated pass every ``REPEAT_S`` only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._passed: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the message, whatever its arguments, has not passed for so long."""
+        now, last = time.monotonic(), self._passed.get(str(record.msg))
+        if last is not None and now - last < REPEAT_S:
+            return False
+        self._passed[str(record.msg)] = now
+        return True
+
+
 class WorkerError(RuntimeError):
     """A worker that had to end; says why."""
 
@@ -48,6 +75,8 @@ def run_worker(
     when the worker reads its first partitions. For the main thread of a process. Raises
     WorkerError when the work fails for good, OSError when TLS files cannot be read.
     """
+    for name in TALKATIVE:
+        logging.getLogger(name).addFilter(Sparse())
     stop = threading.Event()
     before = {
         number: signal.signal(number, lambda *_: stop.set())

@@ -1,23 +1,30 @@
 """The application on a real Kafka: whole, poisoned, killed, shared."""
 
+import logging
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from kafka_io import KafkaIO
 from worker_process import WorkerProcess
 
+from latencyprism.local.broker import UnavailableError
+from latencyprism.local.kafka import EmbeddedKafka
 from latencyprism.recordings.cut import cut
 from latencyprism.recordings.format import Recording, RecordingWriter
 from latencyprism.recordings.replay import replay, replay_in_process
-from latencyprism.schemas.codec import DecodeError, Pack
+from latencyprism.schemas.codec import Codec, DecodeError, Pack
 from latencyprism.schemas.connection import KafkaConfig
-from latencyprism.schemas.records import Ack, BatchProfile
+from latencyprism.schemas.records import Ack, BatchProfile, HostSample
 from latencyprism.schemas.topics import (
     ALERTS,
     CONTROL_ACKS,
@@ -26,8 +33,10 @@ from latencyprism.schemas.topics import (
     MODELS,
     TELEMETRY,
     TELEMETRY_ENGINE,
+    TELEMETRY_HOST,
     Topic,
 )
+from latencyprism.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.kafka
 
@@ -210,3 +219,70 @@ def test_two_workers_share_the_partitions_and_one_can_leave(
         running.result(150)
         assert first.stop() == 0, first.log
     assert_each_window_once([profile for _, profile in profiles(kafka_io)], recording)
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_away_for_a_while_costs_no_window(tmp_path: Path) -> None:
+    try:
+        broker = EmbeddedKafka(directory=tmp_path / "kafka").start()
+    except UnavailableError as e:
+        pytest.skip(str(e))
+    try:
+        kafka = KafkaConfig(bootstrap=broker.bootstrap, prefix="away", partitions=2)
+        ensure_topics(kafka, timeout_s=30)
+        stop = threading.Event()
+        live = threading.Thread(target=report_host, args=(kafka, stop))
+        with WorkerProcess(kafka, tmp_path / "w", event=False) as worker:
+            worker.wait()
+            live.start()
+            kafka_io = KafkaIO(kafka)
+            kafka_io.read(LATENCY_BATCHES, 8)
+            broker.stop()
+            time.sleep(8)
+            broker.start()
+            back_ns = time.time_ns()
+            found = kafka_io.read_until(
+                LATENCY_BATCHES, lambda got: newest_window_ns(kafka_io, got) > back_ns, timeout_s=60
+            )
+            stop.set()
+            live.join()
+            assert worker.stop() == 0, worker.log
+        packs = [kafka_io.codec.decode(LATENCY_BATCHES, m.value() or b"") for m in found]
+        starts = sorted(p.window_start_ns for pack in packs for p in pack.samples)
+        assert starts == list(range(starts[0], starts[-1] + 1, WINDOW_NS))
+        assert newest_window_ns(kafka_io, found) > back_ns
+    finally:
+        broker.stop()
+
+
+def newest_window_ns(kafka_io: KafkaIO, messages: Sequence[Any]) -> int:
+    packs = [kafka_io.codec.decode(LATENCY_BATCHES, m.value() or b"") for m in messages[-3:]]
+    return max((p.window_end_ns for pack in packs for p in pack.samples), default=0)
+
+
+def report_host(kafka: KafkaConfig, stop: threading.Event) -> None:
+    """What a host collector sends, ten times a second, until told to stop."""
+    quiet = logging.getLogger("librdkafka.test")
+    quiet.setLevel(logging.CRITICAL)
+    producer = Producer(kafka.librdkafka(partitioner="murmur2_random", linger_ms=5), logger=quiet)
+    codec = Codec()
+    boot_ns = time.time_ns()
+    for sequence in count():
+        now_ns = time.time_ns()
+        sample = HostSample(
+            instance="a:1",
+            source="host",
+            observed_at_ns=now_ns,
+            host="h",
+            interval_ns=100_000_000,
+        )
+        pack = Pack(
+            agent="a", boot_ns=boot_ns, sequence=sequence, watermark_ns=now_ns, samples=(sample,)
+        )
+        producer.produce(
+            kafka.topic(TELEMETRY_HOST), codec.encode(TELEMETRY_HOST, pack), key=b"a:1"
+        )
+        producer.poll(0)
+        if stop.wait(0.1):
+            break
+    assert producer.flush(30) == 0

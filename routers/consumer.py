@@ -20,7 +20,7 @@ from latencyprism.routers.config import RouterConfig
 from latencyprism.routers.controller import Controller
 from latencyprism.routers.haproxy import HAProxyAdapter
 from latencyprism.routers.lease import Instant, LeaseBook
-from latencyprism.schemas.codec import Codec, DecodeError, SchemaRegistry
+from latencyprism.schemas.codec import Codec, DecodeError, SchemaRegistry, registry_for
 from latencyprism.schemas.connection import KafkaConfig
 from latencyprism.schemas.records import Ack, DeadLetter
 from latencyprism.schemas.topics import CONTROL_ACKS, CONTROL_COMMANDS, DEADLETTER, Topic
@@ -234,15 +234,6 @@ class ControlConsumer:
             logger.warning("Kafka: %s; leases go on running out meanwhile", error)
 
 
-def registry_of(kafka: KafkaConfig) -> SchemaRegistry | None:
-    """The configured schema registry, if any."""
-    if not kafka.registry_url:
-        return None
-    from latencyprism.schemas.registry import ConfluentRegistry
-
-    return ConfluentRegistry(kafka.registry_url)
-
-
 def run_router(
     config: RouterConfig, kafka: KafkaConfig, *, ready: Callable[[], object] = lambda: None
 ) -> None:
@@ -258,7 +249,7 @@ def run_router(
     adapter = HAProxyAdapter(config.haproxy, config.targets)
     book = LeaseBook(config.targets, config.rules)
     controller = Controller(book, adapter, router=config.router)
-    consumer = ControlConsumer(controller, config, kafka, registry=registry_of(kafka))
+    consumer = ControlConsumer(controller, config, kafka, registry=registry_for(kafka))
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

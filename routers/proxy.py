@@ -23,11 +23,12 @@ from yarl import URL
 
 from latencyprism.routers.balancer import Balancer, Target
 from latencyprism.routers.config import ProxyConfig, RouterConfig
-from latencyprism.routers.consumer import ControlConsumer, registry_of
+from latencyprism.routers.consumer import ControlConsumer
 from latencyprism.routers.controller import Controller
 from latencyprism.routers.lease import Lease, LeaseBook
 from latencyprism.routers.pool import BusyError, Pool, PoolAdapter
 from latencyprism.routers.timings import EVERY_S, Emit, Exchange, GatewayTimings
+from latencyprism.schemas.codec import registry_for
 from latencyprism.schemas.connection import KafkaConfig
 
 logger = logging.getLogger(__name__)
@@ -281,7 +282,7 @@ async def _serve(
             timings = GatewayTimings(emit, tuple(config.targets), gateway=config.router)
             await stack.enter_async_context(_ticking(timings))
         if kafka.bootstrap:
-            consumer = ControlConsumer(controller, config, kafka, registry=registry_of(kafka))
+            consumer = ControlConsumer(controller, config, kafka, registry=registry_for(kafka))
             await stack.enter_async_context(_obeying(consumer))
         app = Proxy(pool, session, config.proxy, timings=timings, leases=lambda: controller.leases)
         server = uvicorn.Server(

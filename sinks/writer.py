@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from latencyprism.schemas.codec import Codec, SchemaRegistry
+from latencyprism.schemas.codec import codec_for
 from latencyprism.schemas.connection import KafkaConfig
 from latencyprism.sinks.clickhouse_rows import ClickHouseRows
 from latencyprism.sinks.client import connect
@@ -43,7 +43,7 @@ def run_sink(
             signal.signal(number, lambda *_: stop.set())
     if not _prepare(store, stop):
         return SinkCounts()
-    codec = Codec(_registry(kafka), prefix=kafka.prefix)
+    codec = codec_for(kafka)
     log, rows = KafkaLog(kafka), ClickHouseRows(store)
     try:
         sink = Sink(
@@ -101,11 +101,3 @@ def _finish(sink: Sink) -> None:
             logger.warning("stopping with rows unwritten; they will be read from Kafka again")
             return
         time.sleep(FIRST_RETRY_S)
-
-
-def _registry(kafka: KafkaConfig) -> SchemaRegistry | None:
-    if not kafka.registry_url:
-        return None
-    from latencyprism.schemas.registry import ConfluentRegistry
-
-    return ConfluentRegistry(kafka.registry_url)

@@ -62,8 +62,8 @@ class Replica:
 
     instance: str
     profile: BatchProfile
-    waiting: float = 0.0
-    decoding: float = 0.0
+    waiting: float | None = None
+    decoding: float | None = None
     ttft_ms: float | None = None
     troubles: dict[Verdict, _Trouble] = field(default_factory=dict)
 
@@ -80,14 +80,16 @@ class Replica:
     def follow(self, profile: BatchProfile) -> None:
         """Take in the next profile."""
         self.profile = profile
-        for name in ("waiting", "decoding"):
-            value = profile.features.get(name)
-            if value is not None:
-                before = getattr(self, name)
-                setattr(self, name, before + (value - before) / 8)
-        if profile.ttft_ms is not None:
-            before = profile.ttft_ms if self.ttft_ms is None else self.ttft_ms
-            self.ttft_ms = before + (profile.ttft_ms - before) / 4
+        self.waiting = _smooth(self.waiting, profile.features.get("waiting"), 1 / 8)
+        self.decoding = _smooth(self.decoding, profile.features.get("decoding"), 1 / 8)
+        self.ttft_ms = _smooth(self.ttft_ms, profile.ttft_ms, 1 / 4)
+
+
+def _smooth(before: float | None, value: float | None, share: float) -> float | None:
+    """Exponential mean; what isn't known changes nothing."""
+    if value is None or before is None:
+        return before if value is None else value
+    return before + (value - before) * share
 
 
 class Fleet:

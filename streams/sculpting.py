@@ -127,10 +127,8 @@ class Sculptor:
                 return None
         elif not self._may_reroute(replica, replicas):
             return None
-        if held is None and now_ns - target.restored_ns < self.config.relapse_s * NS_PER_S:
-            target.relapses = min(target.relapses + 1, 3)
-        elif held is None:
-            target.relapses = 0
+        recent = now_ns - target.restored_ns < self.config.relapse_s * NS_PER_S
+        relapse = target.step >= 0 or (held is None and recent)
         weight = None if action == "drain" else self.config.weight_floor
         reason = f"fault on {replica.instance}: {fault.reason}"
         command = self._command(
@@ -138,6 +136,10 @@ class Sculptor:
         )
         if command is not None:
             target.step = -1
+            if relapse:
+                target.relapses = min(target.relapses + 1, 3)
+            elif held is None:
+                target.relapses = 0
         return command
 
     def _may_reroute(self, replica: Replica, replicas: list[Replica]) -> bool:
@@ -172,17 +174,18 @@ class Sculptor:
     def _throttle(self, replica: Replica, target: _Target, now_ns: int) -> Command | None:
         config = self.config
         objective, ttft = config.ttft_objective_ms, replica.ttft_ms
-        over = ttft is not None and ttft > objective and replica.waiting >= 1
-        under = (ttft is None or ttft < 0.7 * objective) and replica.waiting < 1
+        waiting, decoding = replica.waiting or 0.0, replica.decoding or 0.0
+        over = ttft is not None and ttft > objective and waiting >= 1
+        under = (ttft is None or ttft < 0.7 * objective) and waiting < 1
         target.over_ns = (target.over_ns or now_ns) if over else None
         target.under_ns = (target.under_ns or now_ns) if under else None
         if target.command is None:
             if target.over_ns is None or now_ns - target.over_ns < config.overload_s * NS_PER_S:
                 return None
-            limit = max(config.concurrency_floor, round(replica.decoding))
+            limit = max(config.concurrency_floor, round(decoding))
             reason = (
                 f"overload by workload: first tokens take {ttft:.0f} ms, objective "
-                f"{objective:.0f} ms, {replica.waiting:.0f} wait"
+                f"{objective:.0f} ms, {waiting:.0f} wait"
             )
             return self._command(
                 replica,
@@ -219,8 +222,13 @@ class Sculptor:
         reason: str,
         alert: Alert | None,
     ) -> Command | None:
-        """A new decision, unless the last one about this target is too recent."""
-        if target.epoch and now_ns - target.decided_ns < self.config.decision_s * NS_PER_S:
+        """A new decision, unless the last one about this target is too recent.
+
+        Only a half-open target closes again at once: each try has waited its time already.
+        """
+        closing = alert is not None and target.step >= 0
+        recent = now_ns - target.decided_ns < self.config.decision_s * NS_PER_S
+        if target.epoch and recent and not closing:
             return None
         target.epoch = max(target.epoch + 1, now_ns // NS_PER_MS)
         target.decided_ns = target.renewed_ns = now_ns

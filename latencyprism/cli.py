@@ -14,10 +14,10 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 from latencyprism import __version__
-from latencyprism.children import ChildError, die_with_parent
+from latencyprism.children import die_with_parent
 from latencyprism.rows import rows_of
 from latencyprism.schemas.codec import registry_for
-from latencyprism.settings import Settings, SettingsError, dump, load
+from latencyprism.settings import Settings, dump, load
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,6 +29,7 @@ app = typer.Typer(
 dlq = typer.Typer(no_args_is_help=True, help="Look into the dead letters.")
 app.add_typer(dlq, name="dlq")
 console = Console()
+logger = logging.getLogger(__name__)
 
 Ready = Annotated[Path | None, typer.Option(hidden=True, help="File written when the role is up.")]
 Parent = Annotated[int | None, typer.Option(hidden=True, help="Process to end with.")]
@@ -36,13 +37,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 def main() -> None:
-    """Run the command line; what a person can mend is said in words, with exit code 2."""
+    """Run the command line; what a person can mend is said in words, with exit code 2.
+
+    The parts' errors derive from these classes and say what to do; -v adds the traceback.
+    """
     try:
         app()
-    except (SettingsError, ChildError, OSError, ValueError, LookupError) as e:
-        fail(str(e))
     except KafkaException as e:
+        logger.info("traceback", exc_info=True)
         fail(f"Kafka: {e.args[0].str() if e.args else e}")
+    except (OSError, ValueError, RuntimeError, LookupError) as e:
+        logger.info("traceback", exc_info=True)
+        fail(str(e) or type(e).__name__)
 
 
 def fail(text: str) -> NoReturn:

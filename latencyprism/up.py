@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from latencyprism.board import Board
+from latencyprism.collectors.address import instance_of
 from latencyprism.listen import Listener
 from latencyprism.schemas.codec import Codec
 from latencyprism.schemas.topics import (
@@ -32,7 +33,12 @@ def up(
     duration_s: float | None,
     console: Console,
 ) -> None:
-    """Run the whole pipe on this machine for the engines until Ctrl-C, SIGTERM or the duration."""
+    """Run the whole pipe on this machine for the engines until Ctrl-C, SIGTERM or the duration.
+
+    Raises ValueError naming an engine's URL that is none, before anything is started.
+    """
+    for url in engines:
+        instance_of(url)
     collectors = replace(settings.collectors, engines=engines or settings.collectors.engines)
     settings = settings.model_copy(update={"collectors": collectors})
     stop = threading.Event()

@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
+from latencyprism.recordings import replay as replay_module
 from latencyprism.recordings.cut import cut
 from latencyprism.recordings.format import Recording, RecordingError
-from latencyprism.recordings.replay import flush_ns, replay_config, replay_in_process
+from latencyprism.recordings.replay import (
+    ReplayError,
+    flush_ns,
+    replay_config,
+    replay_in_process,
+)
 from latencyprism.recordings.score import score
+from latencyprism.schemas.connection import KafkaConfig
 from latencyprism.schemas.topics import TELEMETRY_HOST
 from latencyprism.streams.config import StreamsConfig
 
@@ -107,3 +114,12 @@ def test_a_damaged_recording_is_replayed_and_the_damage_told(tmp_path: Path) -> 
     path.write_bytes(path.read_bytes()[:-1000])
     report = replay_in_process(Recording(tmp_path / "c"))
     assert [row["file"] for row in report["damage"]] == ["telemetry.host.avro"]
+
+
+@pytest.mark.kafka
+def test_a_replay_without_workers_ends_in_words(
+    kafka: KafkaConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_module, "PATIENCE_S", 1.0)
+    with pytest.raises(ReplayError, match=f"is a worker running for prefix '{kafka.prefix}'"):
+        replay_module.replay(Recording(SHORT), kafka)

@@ -24,7 +24,7 @@ NS_PER_MS = 1_000_000
 class SculptingConfig:
     """What the policy may do, how far, and how often."""
 
-    mode: Literal["off", "dry_run", "on"] = "on"
+    mode: Literal["off", "dry_run", "on"] = "dry_run"
     """off: no commands; dry_run: commands that routers answer and don't follow; on: in force."""
     lease_ms: Annotated[int, Ge(1_000)] = 5_000
     """Commands end by themselves this long after the last renewal, sent three times a lease."""

@@ -21,7 +21,7 @@ class Control:
     def __init__(self, replicas: int, **config: Any) -> None:
         self.names = [f"h{n}:1" for n in range(replicas)]
         self.fleet = Fleet("svc")
-        self.sculptor = Sculptor("svc", SculptingConfig(**config))
+        self.sculptor = Sculptor("svc", SculptingConfig(**{"mode": "on", **config}))
         self.window = 0
         self.now_ns = 0
 
@@ -244,3 +244,13 @@ def test_an_ack_of_an_older_epoch_or_of_nobody_known_is_passed_over() -> None:
         control.sculptor.acknowledge(Ack(**values))
     control.sculptor.acknowledge(ack(command, "applied"))
     assert len(control.run(4, {0: "fault"})) == 2
+
+
+def test_nothing_is_steered_unless_asked_for() -> None:
+    control = Control(4, mode=SculptingConfig().mode)
+    control.run(10)
+
+    commands = control.run(5, {0: "fault"})
+
+    assert commands
+    assert all(command.dry_run for command in commands)

@@ -49,6 +49,8 @@ REVOKE_SAVE_S: Final = 5.0
 """Longest that a rebalance waits for snapshots; what is not saved by then is learned again."""
 PACK_PROFILES: Final = 128
 MESSAGE_BYTES: Final = 4 << 20
+LARGE_BYTES: Final = 32 << 10
+"""A message from this size on takes some ten milliseconds to decode."""
 RETRY_S: Final = 1.0
 
 Stream = StreamT[Any]
@@ -215,7 +217,7 @@ class Edges:
                 continue
             receipt = self._order.take(message.topic, message.partition, event)
             try:
-                pack = self._codec.decode(topic, event.value or b"")
+                pack = await self._decode(topic, event.value or b"")
                 key = key_of(topic, message.key, pack)
             except DecodeError as e:
                 letter = dead_letter(
@@ -230,6 +232,13 @@ class Edges:
                 self._done(receipt)
             else:
                 yield receipt, key, pack
+
+    async def _decode(self, topic: Topic, value: bytes) -> Pack[Any]:
+        """The pack; a large one in another thread, so that the event loop goes on meanwhile."""
+        if len(value) < LARGE_BYTES:
+            pack: Pack[Any] = self._codec.decode(topic, value)
+            return pack
+        return await asyncio.to_thread(self._codec.decode, topic, value)
 
     # ------------------------------------------------------------------------ what goes out
 
@@ -303,6 +312,7 @@ class Edges:
     async def _save(self, *, every_s: float, within_s: float) -> None:
         end = time.monotonic() + within_s
         for partition, snapshot in self._instances.snapshots(time.time_ns(), every_s=every_s):
+            await self.publish()  # before the snapshot that knows these windows
             try:
                 await self._send(MODELS, snapshot.instance, snapshot, partition)
             except MessageSizeTooLargeError as e:
@@ -374,8 +384,8 @@ class Edges:
     async def on_revoked(self, *_: Any, **__: Any) -> None:
         """Leave the partitions in a state that another worker can take over."""
         if self._settled.is_set():
-            await self.publish()
             self._settled.clear()
+            await self.publish()
             self._order.forget()
             self._instances.forget_tokens()
             await self._save(every_s=0.0, within_s=REVOKE_SAVE_S)

@@ -40,8 +40,6 @@ class _Instance(Generic[T]):
     """End of the newest window that was published before this worker took over."""
     closed_ns: int = 0
     """End of the newest window that was closed."""
-    delivered_ns: int = 0
-    """End of the newest window that was closed and published."""
     saved_ns: int = 0
     """Wall time of the newest snapshot."""
     saved_until_ns: int = -1
@@ -164,10 +162,7 @@ class InstanceShard(Generic[T]):
         done: list[T] = []
         for instance, until_ns in closed.until_ns.items():
             known = self._instances.get(instance)
-            if known is None:
-                continue
-            known.delivered_ns = until_ns
-            for held in known.held.values():
+            for held in known.held.values() if known else ():
                 while held and (
                     (len(held) > 1 and held[1][0] <= until_ns) or held[0][1] < now_ns - HOLD_NS
                 ):
@@ -181,14 +176,15 @@ class InstanceShard(Generic[T]):
 
     def snapshots(self, now_ns: int, *, every_s: float) -> Iterator[tuple[int, ModelSnapshot]]:
         """(partition, snapshot) of the instances that learned since their last one, ``every_s`` or
-        more ago, and whose windows are published, so that nobody learns them twice. Those that
-        have been silent for very long are dropped after it.
+        more ago. Those that have been silent for very long are dropped after it.
+
+        A snapshot knows the windows that were closed when it was taken: publish those before it,
+        or whoever takes over may learn them twice.
         """
         for name, known in list(self._instances.items()):
             gone = known.pipeline.forgettable(now_ns)
             due = now_ns - known.saved_ns >= every_s * NS_PER_S
-            fresh = known.delivered_ns == known.closed_ns > known.saved_until_ns
-            if (due or gone) and fresh:
+            if (due or gone) and known.closed_ns > known.saved_until_ns:
                 known.saved_ns, known.saved_until_ns = now_ns, known.closed_ns
                 yield known.partition, known.pipeline.snapshot()
             if gone:

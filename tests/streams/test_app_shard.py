@@ -197,16 +197,6 @@ def test_snapshots_are_taken_when_they_are_due() -> None:
     assert len(list(held.snapshots(began_ns + 30_000_000_000, every_s=30))) == 1
 
 
-def test_what_is_not_published_is_not_saved() -> None:
-    held = shard()
-    for number in range(1, 11):
-        now_ns = give(held, number)
-    held.advance(A, now_ns)
-    assert list(held.snapshots(LATER, every_s=0)) == []
-    held.published(held.drain(), now_ns)
-    assert len(list(held.snapshots(LATER, every_s=0))) == 1
-
-
 def test_an_instance_that_is_silent_for_very_long_is_saved_and_dropped() -> None:
     held = shard()
     for number in range(1, 11):

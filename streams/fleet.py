@@ -1,6 +1,7 @@
 """The replicas of one service side by side: profiles in, alerts out."""
 
 import hashlib
+import math
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -32,6 +33,8 @@ class FleetConfig:
     """Alerts of a replica that reports nothing for this long resolve."""
     new_cause_s: Annotated[float, Gt(0)] = 5.0
     """A cause that is seen at work for the first time for this long makes a new alert."""
+    worse_ratio: Annotated[float, Gt(1)] = 1.3
+    """A stage that slows by this factor once more, for a second, makes a new alert too."""
     critical_ratio: Annotated[float, Gt(1)] = 3.0
     """An alert is critical from this slowdown on, or when nothing moves at all."""
     forget_s: Annotated[float, Gt(0)] = 300.0
@@ -54,6 +57,10 @@ class _Trouble:
     changed: bool = False
     causes_ns: dict[str, int] = field(default_factory=dict)
     """When each signal that shows a cause at work was last unusual."""
+    level: float | None = None
+    """Slowdown of the alert's stage, logarithm, smoothed over about a second."""
+    settled: float | None = None
+    """The same when the alert was as old as an update."""
 
 
 @dataclass(slots=True)
@@ -169,11 +176,34 @@ class Fleet:
             if is_decisive(found)
         )
 
+    def _much_worse(self, trouble: _Trouble, profile: BatchProfile) -> bool:
+        """Whether the stage of an alert that had settled has slowed a good deal more."""
+        if profile.stage != trouble.alert.stage or not (
+            profile.observed_ms and profile.expected_ms
+        ):
+            return False
+        trouble.level = _smooth(
+            trouble.level, math.log(profile.observed_ms / profile.expected_ms), 1 / 6
+        )
+        age_ns = profile.closed_at_ns - trouble.alert.fired_ns
+        if age_ns < self.config.update_s * NS_PER_S or trouble.level is None:
+            return False
+        if trouble.settled is None:
+            trouble.settled = trouble.level
+        return trouble.level >= trouble.settled + math.log(self.config.worse_ratio)
+
     def _extend(self, replica: Replica, profile: BatchProfile, ended: list[Alert]) -> None:
         trouble = replica.troubles.get(profile.verdict)
-        if trouble is not None and trouble.records and self._other_cause(trouble, profile):
-            ended.append(self._resolve(trouble, profile.closed_at_ns, "another cause took over; "))
-            trouble = None
+        if trouble is not None and trouble.records and profile.verdict == "fault":
+            if self._other_cause(trouble, profile):
+                over = "another cause took over; "
+            elif self._much_worse(trouble, profile):
+                over = "it became much worse; "
+            else:
+                over = ""
+            if over:
+                ended.append(self._resolve(trouble, profile.closed_at_ns, over))
+                trouble = None
         if trouble is None:
             trouble = replica.troubles[profile.verdict] = _Trouble(
                 alert=self._new_alert(profile), last_ns=profile.closed_at_ns

@@ -12,7 +12,7 @@ class DetectionConfig:
 
     false_alarms_per_hour: Annotated[float, Gt(0), Le(60)] = 0.02
     """The one knob of sensitivity: alarms by chance that one stage of one instance may give."""
-    minimum_effect: Annotated[float, Gt(0), Le(10)] = 0.22
+    minimum_effect: Annotated[float, Gt(0), Le(10)] = 0.25
     """Least relative slowdown worth a fault when other evidence speaks for one."""
     unexplained_spreads: Annotated[float, Gt(0), Le(10)] = 3.5
     """How far a stage must leave its usual wander (over some seconds, standard deviations) for a

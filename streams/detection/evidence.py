@@ -23,6 +23,8 @@ OTHERS_SHARE = 0.15
 """Share of the engine's work that is not observed from which it explains a slow stage."""
 CORROBORATION = 2.0
 """Surprise of a signal, in decades, from which it speaks for a cause."""
+OTHERS_HOLD_NS = 3_000_000_000
+"""How long others' load, once counted, may still be at work: prompts count when they are done."""
 IDLE_SHARE = 0.1
 """Share of a core that a server must use before waiting for one says anything."""
 NOTABLE = 1.5
@@ -70,7 +72,7 @@ SIGNALS = (
         name="engine.restarted",
         family="engine",
         cause="the engine restarted",
-        floor=0.5,
+        floor=0.1,
         weight=2.0,
         decisive=True,
     ),
@@ -232,14 +234,14 @@ SIGNALS = (
         name="hardware.throttle_reasons",
         family="hardware",
         cause="the accelerator throttles itself",
-        floor=0.5,
+        floor=0.1,
         weight=1.5,
     ),
     Signal(
         name="hardware.errors",
         family="hardware",
         cause="the accelerator reports errors",
-        floor=0.5,
+        floor=0.1,
         weight=2.0,
         decisive=True,
     ),
@@ -303,13 +305,22 @@ class Ledger:
             self._compare_prompts(sample, since_ns)
             if self.share < OTHERS_SHARE:
                 self._compare_times(sample, since_ns)
-        if self.share >= OTHERS_SHARE:
+        if self.share >= OTHERS_SHARE or self.values.get("workload.others_sequences", 0.0) >= 1:
             self.others_ns = sample.observed_at_ns
 
     def _compare_prompts(self, sample: EngineSample, since_ns: int) -> None:
+        """At least how many prompt tokens came from others.
+
+        The engine may have done a pending prompt already whose first token is on its way; that
+        explains nothing once others were seen at work.
+        """
         if sample.prompt_tokens is None:
             return
-        own = math.fsum(tokens for _, tokens, _ in self._first_tokens(since_ns - SCRAPE_SLACK_NS))
+        firsts = self._first_tokens(since_ns - SCRAPE_SLACK_NS)
+        own = math.fsum(tokens for _, tokens, _ in firsts)
+        seen_before = self.others_ns and sample.observed_at_ns - self.others_ns <= OTHERS_HOLD_NS
+        if not self.values.get("workload.others_sequences") and not seen_before:
+            own += self._pending_tokens
         if math.isfinite(own):
             others = max(0.0, sample.prompt_tokens - own)
             self.values["workload.others_prompt_tokens"] = others

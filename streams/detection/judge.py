@@ -11,7 +11,12 @@ import numpy.typing as npt
 from latencyprism.schemas.records import StageScore, Verdict
 from latencyprism.streams.detection import snapshot
 from latencyprism.streams.detection.config import DetectionConfig
-from latencyprism.streams.detection.evidence import CORROBORATION, SIGNALS, EvidenceBook
+from latencyprism.streams.detection.evidence import (
+    CORROBORATION,
+    OTHERS_HOLD_NS,
+    SIGNALS,
+    EvidenceBook,
+)
 from latencyprism.streams.detection.mixture import ConditionalMixture, fit_mixture
 from latencyprism.streams.detection.stage import Demand, StageJudge, StageView
 from latencyprism.streams.detection.workload import (
@@ -37,8 +42,6 @@ DECISIVE_FACTOR = 0.3
 RECENT_WINDOWS = 4
 ENGINE_SILENCE_NS = 3_000_000_000
 """Without a scrape for this long the engine's counters explain nothing."""
-OTHERS_HOLD_NS = 3_000_000_000
-"""How long others' load, once counted, may still be at work: prompts count when they are done."""
 WORKLOAD_RATIO = 1.4
 DEMAND_RATIO = 1.5
 """Growth of demand from which it may be why a stage is slow that nothing else speaks for."""

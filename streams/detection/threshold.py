@@ -56,6 +56,7 @@ class TailCalibrator:
 
     def exceeds(self, value: float) -> bool:
         """Whether the value is in the tail of the history, the rarest 8 %; quick."""
+        self._refresh()
         return value > self._knee
 
     def surprise(self, value: float) -> float:

@@ -108,12 +108,12 @@ def test_what_comes_back_has_the_same_fingerprint_and_other_ids() -> None:
 
 
 def test_updates_come_when_it_gets_worse_and_at_most_every_two_seconds() -> None:
-    worse = [profile(n, "fault", score=9.0 + n, observed_ms=18.0 + n) for n in range(24)]
+    worse = [profile(n, "fault", score=9.0 + n, observed_ms=18.0 + n / 10) for n in range(24)]
     alerts = run(Fleet("svc"), *worse)
     times = [alert.updated_ns for alert in alerts]
     assert [alert.state for alert in alerts] == ["firing", "updated", "updated"]
     assert all(later - earlier >= 2 * 10**9 for earlier, later in itertools.pairwise(times))
-    assert alerts[-1].observed_ms == 18.0 + 16
+    assert alerts[-1].observed_ms == 18.0 + 1.6
     assert run(Fleet("svc"), *(profile(n, "fault") for n in range(24)))[1:] == []
 
 
@@ -139,6 +139,16 @@ def test_a_cause_that_is_first_seen_at_work_later_is_another_trouble() -> None:
 def test_a_cause_that_was_there_from_the_start_stays_one_trouble() -> None:
     faults = [profile(n, "fault", evidence=(STOPPED,)) for n in range(40)]
     assert [alert.state for alert in run(Fleet("svc"), *faults)] == ["firing"]
+
+
+def test_a_stage_that_slows_once_more_is_another_trouble() -> None:
+    fleet = Fleet("svc")
+    settled = [profile(n, "fault", observed_ms=13.0) for n in range(30)]
+    worse = [profile(n, "fault", observed_ms=21.0) for n in range(30, 40)]
+    alerts = run(fleet, *settled, *worse)
+    assert [alert.state for alert in alerts] == ["firing", "resolved", "firing"]
+    assert alerts[1].reason.startswith("it became much worse")
+    assert alerts[2].fired_ns - profile(30).closed_at_ns <= 10**9
 
 
 @pytest.mark.parametrize(

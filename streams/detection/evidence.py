@@ -181,7 +181,7 @@ SIGNALS = (
         family="network",
         cause="tokens of one step no longer arrive together",
         floor=0.12,
-        slows=WIRE_STAGES,
+        slows=("ingress", "egress"),
         weight=1.2,
     ),
     Signal(

@@ -37,14 +37,14 @@ CHOICE = 0.9
 MOST_SUPPORT = 4.0
 UNTOLD_FACTOR = 1.3
 """Threshold of a slowdown that nothing else speaks for, over that of one that something does."""
-DECISIVE_FACTOR = 0.3
-"""The same of one whose cause was seen at work."""
+DECISIVE_FACTOR = {"ingress": 0.5, "prefill": 0.5, "decode": 0.5, "egress": 0.5, "flow": 0.75}
+"""The same of one whose cause was seen at work; silence alone strays more than the rest."""
 RECENT_WINDOWS = 4
 ENGINE_SILENCE_NS = 3_000_000_000
 """Without a scrape for this long the engine's counters explain nothing."""
 WORKLOAD_RATIO = 1.4
 DEMAND_RATIO = 1.5
-"""Growth of demand from which it may be why a stage is slow that nothing else speaks for."""
+"""Growth of demand from which it may be why a stage is slow."""
 DECISIVE: Flags = np.array([signal.decisive for signal in SIGNALS])
 SPEAKS_FOR_FAULT: Flags = np.array([bool(signal.slows) for signal in SIGNALS])
 SLOWS: dict[str, Flags] = {
@@ -53,6 +53,8 @@ SLOWS: dict[str, Flags] = {
 TOLD_EFFECT = {"ingress": 1.0, "prefill": 2.5, "decode": 1.0, "egress": 1.0, "flow": 5.0}
 """Least effect of a stage in units of the configured one: the rarer its observations, the more
 one of them can stray."""
+QUEUE_STAGES = ("ingress", "prefill", "flow")
+"""Stages that more demand lengthens beyond what each request's own work explains."""
 WORK_STAGES = ("decode", "prefill")
 
 
@@ -265,11 +267,8 @@ class MixtureJudge:
             self._quarantine.clear()
             return Decision(verdict="workload", reason=reason, view=view)
         grown = self._demand.growth()
-        if (
-            grown >= DEMAND_RATIO
-            and grown >= 1 + self._effect(suspects[0])
-            and not self._told(suspects[0])
-        ):
+        excusable = suspects[0] in QUEUE_STAGES or not self._told(suspects[0])
+        if not decisive and excusable and grown >= max(DEMAND_RATIO, 1 + self._effect(suspects[0])):
             self._stages[suspects[0]].calm()
             reason = f"{suspects[0]} is slow while clients ask for {grown:.1f} times the usual"
             return Decision(verdict="workload", reason=reason, view=view)
@@ -295,7 +294,7 @@ class MixtureJudge:
                 beyond = math.expm1(config.unexplained_spreads * judge.usual_wander)
                 least = max(config.minimum_effect, beyond)
             height = judge.test.threshold * (
-                DECISIVE_FACTOR if decisive else 1.0 if told else UNTOLD_FACTOR
+                DECISIVE_FACTOR[stage] if decisive else 1.0 if told else UNTOLD_FACTOR
             )
             slow = judge.test.score >= height and self._effect(stage) >= least
             if slow or stage in self._faulty:

@@ -203,8 +203,14 @@ def _fit_round(
     standard = (joint - center) / scale
     best, best_bic, rises = None, np.inf, 0
     for count in range(1 if search else components, components + 1):
+        # From k-means++ seeds: a whole k-means warns of duplicate rows, which are natural here.
         model = GaussianMixture(
-            count, covariance_type="full", reg_covar=RIDGE, random_state=seed, max_iter=60, tol=1e-2
+            count,
+            reg_covar=RIDGE,
+            init_params="k-means++",
+            random_state=seed,
+            max_iter=500,
+            tol=1e-2,
         )
         with threadpool_limits(1):
             model.fit(standard)

@@ -28,7 +28,7 @@ MEMORY = 0.92
 """Share of a window's weight in the effect that is left a window later: half after two seconds."""
 WANDER_WINDOWS, WANDER_REFRESH = 8, 32
 PRIOR_WANDER = {"ingress": 0.35, "prefill": 0.35, "decode": 0.12, "egress": 0.15, "flow": 0.5}
-SLOWER = 0.5
+SLOWER = 1.0
 """Surprise from which a window counts as slower than usual at all."""
 
 
@@ -132,6 +132,7 @@ class StageJudge:
         self.run_began_ns = 0
         """When the oldest work of that first window began."""
         self.last: StageView | None = None
+        """Newest view that had an expectation."""
         self._observed = self._expected = 0.0
         self._rows = 0.0
         self._seen_ns = self._loud_ns = 0
@@ -160,17 +161,19 @@ class StageJudge:
         ``support`` is the surprise of the evidence for a fault that can slow this stage.
         """
         self.trend.follow(rows)
-        self.last = self._view(rows, support)
+        view = self._view(rows, support)
         self._seen_ns = end_ns
-        if self.last.surprise is not None and self.last.surprise >= QUIET:
-            self._loud_ns = end_ns
+        if view.surprise is not None:
+            self.last = view
+            if view.surprise >= QUIET:
+                self._loud_ns = end_ns
         if self.test.score == 0.0:
             self.calm()
         elif self.suspect_since_ns is None:
             self.suspect_since_ns = end_ns
             longest_ms = math.exp(float(rows.log_latency.max()))
             self.run_began_ns = end_ns - int(longest_ms * 1e6)
-        return self.last
+        return view
 
     def recovered(self, now_ns: int) -> bool:
         """Whether a stage that was judged faulty looks normal again, or sees no work."""

@@ -4,43 +4,15 @@ import hashlib
 import math
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Annotated
-
-from annotated_types import Ge, Gt
 
 from latencyprism.schemas.records import Alert, BatchProfile, Cause, Evidence, Severity, Verdict
+from latencyprism.streams.config import FleetConfig
 from latencyprism.streams.detection.evidence import is_decisive, rank_causes
 
 NS_PER_S = 1_000_000_000
 MAX_BATCHES = 64
 """Windows that an alert names; also its contract in alert.avsc."""
 ALERTING: tuple[Verdict, ...] = ("fault", "workload")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetConfig:
-    """When verdicts of windows become alerts, and when these end."""
-
-    workload_s: Annotated[float, Gt(0)] = 2.0
-    """A slowdown that its workload explains is told once it has lasted this long."""
-    resolve_s: Annotated[float, Gt(0)] = 2.0
-    """An alert resolves after this long without a window of its verdict."""
-    update_s: Annotated[float, Gt(0)] = 2.0
-    """Least time between two updates of an alert."""
-    peer_s: Annotated[float, Gt(0)] = 3.0
-    """Replicas that reported within this time are peers; troubles within it are simultaneous."""
-    silence_s: Annotated[float, Gt(0)] = 15.0
-    """Alerts of a replica that reports nothing for this long resolve."""
-    new_cause_s: Annotated[float, Gt(0)] = 5.0
-    """A cause that is seen at work for the first time for this long makes a new alert."""
-    worse_ratio: Annotated[float, Gt(1)] = 1.3
-    """A stage that slows by this factor once more, for a second, makes a new alert too."""
-    critical_ratio: Annotated[float, Gt(1)] = 3.0
-    """An alert is critical from this slowdown on, or when nothing moves at all."""
-    forget_s: Annotated[float, Gt(0)] = 300.0
-    """Replicas silent for this long are forgotten."""
-    max_replicas: Annotated[int, Ge(1)] = 4_096
-    """Replicas remembered; the one silent the longest makes room."""
 
 
 @dataclass(slots=True)

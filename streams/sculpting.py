@@ -7,45 +7,15 @@ renewed while they are meant, left to expire when nobody renews them.
 import hashlib
 import logging
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
-
-from annotated_types import Ge, Gt, Le
 
 from latencyprism.schemas.records import Ack, Action, Alert, Command
+from latencyprism.streams.config import SculptingConfig
 from latencyprism.streams.fleet import Fleet, Replica
 
 logger = logging.getLogger(__name__)
 
 NS_PER_S = 1_000_000_000
 NS_PER_MS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SculptingConfig:
-    """What the policy may do, how far, and how often."""
-
-    mode: Literal["off", "dry_run", "on"] = "dry_run"
-    """off: no commands; dry_run: commands that routers answer and don't follow; on: in force."""
-    lease_ms: Annotated[int, Ge(1_000)] = 5_000
-    """Commands end by themselves this long after the last renewal, sent three times a lease."""
-    weight_floor: Annotated[float, Gt(0), Le(1)] = 0.1
-    """Share of its traffic that a slow replica keeps, so that its recovery shows."""
-    max_share: Annotated[float, Gt(0), Le(1)] = 0.5
-    """Share of the replicas that may be rerouted around at once."""
-    decision_s: Annotated[float, Gt(0)] = 3.0
-    """Least time between two new decisions about one target."""
-    step_s: Annotated[float, Gt(0)] = 4.0
-    """On the way back, how long each weight is tried; doubled with each relapse, up to 8 times."""
-    back_weights: tuple[float, ...] = (0.25, 0.5)
-    """Weights tried on the way back to 1."""
-    relapse_s: Annotated[float, Gt(0)] = 60.0
-    """A fault within this time after a restore counts as a relapse."""
-    ttft_objective_ms: Annotated[float, Gt(0)] = 2_000.0
-    """Time to first token that the service promises; overload is what breaks it."""
-    overload_s: Annotated[float, Gt(0)] = 5.0
-    """Replicas must queue beyond the objective for this long before they are throttled."""
-    concurrency_floor: Annotated[int, Ge(1)] = 4
-    """No replica is limited to fewer requests in flight."""
 
 
 @dataclass(slots=True)

@@ -1,18 +1,9 @@
 """All replicas of one service: profiles in, alerts and commands out."""
 
-from dataclasses import dataclass, field
-
 from latencyprism.schemas.records import Ack, Alert, BatchProfile, Command
-from latencyprism.streams.fleet import Fleet, FleetConfig
-from latencyprism.streams.sculpting import SculptingConfig, Sculptor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceConfig:
-    """How a service is alerted on and steered."""
-
-    fleet: FleetConfig = field(default_factory=FleetConfig)
-    sculpting: SculptingConfig = field(default_factory=SculptingConfig)
+from latencyprism.streams.config import ServiceConfig
+from latencyprism.streams.fleet import Fleet
+from latencyprism.streams.sculpting import Sculptor
 
 
 class ServicePipeline:

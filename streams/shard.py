@@ -13,11 +13,11 @@ from typing import Any, Final, Generic, TypeVar
 from latencyprism.schemas.codec import Pack
 from latencyprism.schemas.records import Ack, Alert, BatchProfile, Command, ModelSnapshot
 from latencyprism.schemas.topics import Topic
-from latencyprism.streams.config import NS_PER_S, StreamsConfig
+from latencyprism.streams.config import NS_PER_S, ServiceConfig, StreamsConfig
 from latencyprism.streams.detection.judge import MixtureJudge
 from latencyprism.streams.judge import Judge
 from latencyprism.streams.pipeline import InstancePipeline
-from latencyprism.streams.service import ServiceConfig, ServicePipeline
+from latencyprism.streams.service import ServicePipeline
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latencyprism.schemas.records import Alert, BatchProfile, Cause, Evidence, Verdict
-from latencyprism.streams.fleet import MAX_BATCHES, Fleet, FleetConfig, blame_peers
+from latencyprism.streams.config import FleetConfig
+from latencyprism.streams.fleet import MAX_BATCHES, Fleet, blame_peers
 
 T0 = 1_700_000_000_000_000_000
 WINDOW = 250_000_000

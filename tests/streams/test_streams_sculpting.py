@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from test_streams_fleet import profile
 
 from latencyprism.schemas.records import Ack, BatchProfile, Command, Effect, Verdict
+from latencyprism.streams.config import SculptingConfig
 from latencyprism.streams.fleet import Fleet
-from latencyprism.streams.sculpting import SculptingConfig, Sculptor
+from latencyprism.streams.sculpting import Sculptor
 
 SECOND = 10**9
 

@@ -3,8 +3,8 @@
 from test_streams_fleet import T0, profile
 
 from latencyprism.schemas.records import Ack, Alert, Command
-from latencyprism.streams.sculpting import SculptingConfig
-from latencyprism.streams.service import ServiceConfig, ServicePipeline
+from latencyprism.streams.config import SculptingConfig, ServiceConfig
+from latencyprism.streams.service import ServicePipeline
 
 SECOND = 10**9
 

@@ -31,6 +31,9 @@ from latencyprism.collectors.publisher import MemoryPublisher
 from latencyprism.collectors.source import Emit
 from latencyprism.schemas.topics import TELEMETRY_HOST
 
+UNBOUND = CostConfig(cpu_pct=1e6, rss_mb=1e6)
+"""The process here is the whole test run, whose cost is not the agent's."""
+
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +121,7 @@ def test_source_that_fails_is_started_again_and_the_others_go_on(
 ) -> None:
     publisher = Closing()
     failing, beating = Failing("network", error), Beating("host")
-    agent = Agent(CollectorConfig(), publisher, [failing, beating])
+    agent = Agent(CollectorConfig(cost=UNBOUND), publisher, [failing, beating])
     with running(agent):
         wait_for(lambda: failing.runs >= 4)
         first = beating.beats
@@ -135,7 +138,7 @@ def test_source_that_fails_is_started_again_and_the_others_go_on(
 
 def test_source_that_is_not_permitted_is_not_tried_again() -> None:
     refused = Failing("network", PermissionError("no CAP_NET_RAW"))
-    agent = Agent(CollectorConfig(), MemoryPublisher(), [refused, Beating()])
+    agent = Agent(CollectorConfig(cost=UNBOUND), MemoryPublisher(), [refused, Beating()])
     with running(agent):
         wait_for(lambda: states(agent)["network"] == "unavailable")
         time.sleep(0.1)
@@ -146,7 +149,9 @@ def test_source_that_is_not_permitted_is_not_tried_again() -> None:
 
 
 def test_unavailable_source_is_reported_with_its_reason() -> None:
-    agent = Agent(CollectorConfig(), MemoryPublisher(), [Unavailable("xpu", "no GPU"), Beating()])
+    agent = Agent(
+        CollectorConfig(cost=UNBOUND), MemoryPublisher(), [Unavailable("xpu", "no GPU"), Beating()]
+    )
     with running(agent):
         wait_for(lambda: states(agent)["host"] == "running")
         (_, xpu) = agent.status().sources
@@ -157,7 +162,7 @@ def test_unavailable_source_is_reported_with_its_reason() -> None:
 def test_source_that_does_not_stop_holds_the_agent_up_only_so_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    agent = Agent(CollectorConfig(), MemoryPublisher(), [Stuck("host")])
+    agent = Agent(CollectorConfig(cost=UNBOUND), MemoryPublisher(), [Stuck("host")])
     with running(agent):
         wait_for(lambda: states(agent)["host"] == "running")
 
@@ -201,7 +206,9 @@ def test_dearest_kinds_are_shed_in_order_and_come_back() -> None:
 
 
 def test_status_tells_cost_and_publisher() -> None:
-    agent = Agent(CollectorConfig(agent="me"), MemoryPublisher(), [Beating()], boot_ns=7)
+    agent = Agent(
+        CollectorConfig(agent="me", cost=UNBOUND), MemoryPublisher(), [Beating()], boot_ns=7
+    )
     with running(agent):
         wait_for(lambda: agent.status().cpu_pct is not None)
         status = agent.status()
@@ -320,7 +327,9 @@ AGENT = textwrap.dedent("""
     from latencyprism.collectors.agent import run_agent
     from latencyprism.collectors.config import CollectorConfig
     from latencyprism.schemas.connection import KafkaConfig
-    config = CollectorConfig(engines=("http://127.0.0.1:1",), sources=("engine", "host"))
+    config = CollectorConfig(
+        engines=("http://127.0.0.1:1",), sources=("engine", "host"), cost=UNBOUND
+    )
     print("begins", flush=True)
     run_agent(config, KafkaConfig(bootstrap=sys.argv[1]), observe=lambda a: print(a.status().agent))
     print("ended", flush=True)
@@ -355,7 +364,9 @@ def test_agent_publishes_what_its_sources_saw() -> None:
             cluster.create_topic(f"prism.{topic}", 2)
         stop = threading.Event()
         seen: list[Agent] = []
-        config = CollectorConfig(engines=("http://127.0.0.1:1",), sources=("engine", "host"))
+        config = CollectorConfig(
+            engines=("http://127.0.0.1:1",), sources=("engine", "host"), cost=UNBOUND
+        )
         thread = threading.Thread(
             target=run_agent,
             args=(config, KafkaConfig(bootstrap=cluster.bootstrap)),

@@ -327,9 +327,7 @@ AGENT = textwrap.dedent("""
     from latencyprism.collectors.agent import run_agent
     from latencyprism.collectors.config import CollectorConfig
     from latencyprism.schemas.connection import KafkaConfig
-    config = CollectorConfig(
-        engines=("http://127.0.0.1:1",), sources=("engine", "host"), cost=UNBOUND
-    )
+    config = CollectorConfig(engines=("http://127.0.0.1:1",), sources=("engine", "host"))
     print("begins", flush=True)
     run_agent(config, KafkaConfig(bootstrap=sys.argv[1]), observe=lambda a: print(a.status().agent))
     print("ended", flush=True)

@@ -396,8 +396,6 @@ class Engine:
                     added_ms += fault.value
                 case "pause":
                     pauses.append(fault)
-                case "hang" | "network_delay":
-                    pass
         work_ns = max(1, round(((decode_ms + prefill_ms) * factor + added_ms) * NS_PER_MS))
         end_ns = now_ns + work_ns
         for fault in pauses:

@@ -1,6 +1,7 @@
 """Drives an engine by the clock of the event loop and hands each stream its tokens."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -96,11 +97,9 @@ class RealTimeEngine:
                 )
 
     async def _woken(self, timeout_ns: int | None) -> None:
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if timeout_ns is None else timeout_ns / 1e9):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
 
 
 async def _until(moment_ns: int) -> None:

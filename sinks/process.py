@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +22,7 @@ STOP_S = 30.0
 P = TypeVar("P", bound="_Child")
 
 
-class _Child:
+class _Child(ABC):
     """A process with a log, started and ended any number of times."""
 
     def __init__(self, log: Path) -> None:
@@ -33,9 +34,9 @@ class _Child:
         """Whether it runs."""
         return self._process is not None and self._process.poll() is None
 
+    @abstractmethod
     def start(self: P) -> P:
         """Start it and wait until it is ready. Raises RuntimeError with the end of its log."""
-        raise NotImplementedError
 
     def stop(self) -> int:
         """Ask it to end and wait; its exit status."""
@@ -86,8 +87,9 @@ class _Child:
                 raise RuntimeError(f"{command[0]} did not start:\n{self.log.read_text()[-2000:]}")
             time.sleep(0.02)
 
+    @abstractmethod
     def _is_ready(self) -> bool:
-        raise NotImplementedError
+        """Whether it can do its work."""
 
 
 class StoreProcess(_Child):

@@ -30,7 +30,7 @@ def answering(*answers: tuple[int, str, str]) -> Iterator[str]:
             self.wfile.write(body.encode())
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 of the base class
-            pass
+            """Keep test output clean."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))

@@ -259,7 +259,7 @@ def _full_at_will(store: str) -> Iterator[tuple[str, threading.Event]]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 of the base class
-            pass
+            """Keep test output clean."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True

@@ -210,6 +210,7 @@ def test_a_killed_worker_is_followed_by_one_that_goes_on(
     assert not heir[0].reason.startswith("learning")
 
 
+@pytest.mark.slow
 def test_two_workers_share_the_partitions_and_one_can_leave(
     kafka: KafkaConfig, kafka_io: KafkaIO, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:

@@ -37,12 +37,14 @@ CHOICE = 0.9
 MOST_SUPPORT = 4.0
 UNTOLD_FACTOR = 1.3
 """Threshold of a slowdown that nothing else speaks for, over that of one that something does."""
-DECISIVE_FACTOR = {"ingress": 0.5, "prefill": 0.5, "decode": 0.5, "egress": 0.5, "flow": 0.75}
+DECISIVE_FACTOR = {"ingress": 0.5, "prefill": 0.5, "decode": 0.5, "egress": 0.5, "flow": 0.55}
 """The same of one whose cause was seen at work; silence alone strays more than the rest."""
 RECENT_WINDOWS = 4
 ENGINE_SILENCE_NS = 3_000_000_000
 """Without a scrape for this long the engine's counters explain nothing."""
 WORKLOAD_RATIO = 1.4
+UNEXPLAINED = 1.3
+"""Surprise of a window, in decades, from which its workload hardly explains it."""
 DEMAND_RATIO = 1.5
 """Growth of demand from which it may be why a stage is slow."""
 DECISIVE: Flags = np.array([signal.decisive for signal in SIGNALS])
@@ -352,12 +354,23 @@ class MixtureJudge:
             if view is None:
                 continue
             slower, work, feature = self._stages[stage].trend.growth()
-            if slower >= math.log(WORKLOAD_RATIO) and (view.novel is None or slower <= work):
+            if slower < math.log(WORKLOAD_RATIO):
+                continue
+            grown = FEATURES[stage][feature]
+            if view.novel is not None:
+                work = max(work, math.log(self._demand.growth()))
+                explained = slower <= work
+            else:
+                explained = view.surprise is not None and view.surprise < UNEXPLAINED
+            if explained:
                 reason = (
                     f"{stage} takes {math.exp(slower):.1f} times its usual time and the work "
-                    f"explains it: {FEATURES[stage][feature]} grew {math.exp(work):.1f} times"
+                    f"explains it: {grown} grew {math.exp(work):.1f} times"
                 )
                 return Decision(verdict="workload", reason=reason, view=view)
+            if view.novel is None:
+                reason = f"{stage} takes longer than its work explains; not yet certain"
+                return Decision(verdict="normal", reason=reason, view=view)
         for stage in WORK_STAGES:
             view = views.get(stage)
             if view is not None and view.novel is not None:

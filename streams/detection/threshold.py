@@ -17,6 +17,8 @@ TAIL_SHARE = 0.08
 SHAPE_RANGE = (0.0, 0.25)
 PRIOR_WEIGHT = 40
 PRIOR_BLOCKS = 5
+NORMAL_90 = 1.645
+"""Within so many standard deviations lie 90 % of a normal distribution."""
 REFRESH = 16
 TRUSTED_DECADES = 2.5
 
@@ -77,12 +79,16 @@ class TailCalibrator:
         """Standard deviation of the means of ``block`` values in a row around the median.
 
         That is what a process that isn't quite steady does by itself; ``prior`` stands for it
-        while the history is short.
+        while the history is short. From the quantile that nine of ten stay within, so that one
+        stretch of trouble doesn't count.
         """
         values = self.values()
         whole = len(values) // block
-        means = values[: whole * block].reshape(whole, block).mean(axis=1) - self.center
-        return math.sqrt((float(means @ means) + PRIOR_BLOCKS * prior**2) / (whole + PRIOR_BLOCKS))
+        spread = 0.0
+        if whole:
+            means = values[: whole * block].reshape(whole, block).mean(axis=1) - self.center
+            spread = float(np.quantile(np.abs(means), 0.9)) / NORMAL_90
+        return math.sqrt((whole * spread**2 + PRIOR_BLOCKS * prior**2) / (whole + PRIOR_BLOCKS))
 
     def values(self) -> Floats:
         """History, oldest first."""

@@ -20,6 +20,7 @@ from latencyprism.simulator.telemetry import packs, records
 from latencyprism.simulator.workload import Phase
 from latencyprism.streams.config import StreamsConfig
 from latencyprism.streams.detection.config import DetectionConfig
+from latencyprism.streams.detection.evidence import SIGNALS
 from latencyprism.streams.detection.judge import MixtureJudge
 from latencyprism.streams.detection.workload import FEATURES, StepMemory, stage_rows
 from latencyprism.streams.judge import Judgement
@@ -30,6 +31,7 @@ STEADY = Phase(
     duration_s=1.0, rate_rps=3.0, prompt_scale=0.08, output_scale=0.16, max_prompt_tokens=600
 )
 WARM_S = 40.0
+LEARNED_WINDOWS = 120
 Change = Callable[[Observation, float], Observation]
 
 
@@ -88,10 +90,13 @@ def judged(
     observations: tuple[Observation, ...],
     judge: MixtureJudge | None = None,
     change: Change | None = None,
+    *,
+    first: int = 0,
 ) -> list[Told]:
+    """What the judge says of the windows from the ``first`` on; refits are done at once."""
     judge = judge or MixtureJudge()
     told = []
-    for observation in observations:
+    for observation in observations[first:]:
         at_s = (observation.start_ns - observations[0].start_ns) / 1e9
         seen = change(observation, at_s) if change else observation
         told.append(Told(at_s=at_s, said=judge.judge(seen)))
@@ -99,6 +104,24 @@ def judged(
         if work is not None:
             work()()
     return told
+
+
+@cache
+def learned(seed: int, host: bool = False) -> bytes:
+    """State after 30 s of the steady load that every run begins with."""
+    judge = MixtureJudge()
+    steady = simulated("none", 0.0, seed)[:LEARNED_WINDOWS]
+    judged(steady, judge, with_host() if host else None)
+    return judge.state()
+
+
+def judged_warm(
+    kind: str, value: float, seed: int = 0, change: Change | None = None, *, host: bool = False
+) -> list[Told]:
+    """The rest of a run, by a judge that learned its beginning."""
+    judge = MixtureJudge()
+    judge.restore(learned(seed, host))
+    return judged(simulated(kind, value, seed), judge, change, first=LEARNED_WINDOWS)
 
 
 def verdicts(told: list[Told], from_s: float, until_s: float) -> set[Verdict]:
@@ -129,7 +152,7 @@ def test_before_the_first_fit_there_is_no_verdict_and_the_reason_says_what_is_mi
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("value", [1.8, 3.0])
 def test_a_slow_engine_is_a_fault_within_two_seconds(value: float, seed: int) -> None:
-    told = judged(simulated("slowdown", value, seed))
+    told = judged_warm("slowdown", value, seed)
     found = first_fault(told)
     assert WARM_S < found.at_s < WARM_S + 2
     assert found.said.stage == "decode"
@@ -144,7 +167,7 @@ def test_a_slow_engine_is_a_fault_within_two_seconds(value: float, seed: int) ->
 
 @pytest.mark.parametrize("seed", [0, 1, 6])
 def test_a_burst_of_more_and_longer_prompts_is_workload(seed: int) -> None:
-    told = judged(simulated("burst", 0.0, seed))
+    told = judged_warm("burst", 0.0, seed)
     during = verdicts(told, WARM_S, WARM_S + 12)
     assert "workload" in during
     assert "fault" not in verdicts(told, 0, 100)
@@ -153,7 +176,7 @@ def test_a_burst_of_more_and_longer_prompts_is_workload(seed: int) -> None:
 
 
 def test_a_hung_engine_is_a_stall_in_about_two_seconds() -> None:
-    told = judged(simulated("hang", 0.0))
+    told = judged_warm("hang", 0.0)
     stalled = next(one for one in told if one.said.reason.startswith("stalled"))
     assert stalled.at_s < WARM_S + 3
     assert stalled.said.stage == "flow"
@@ -161,12 +184,12 @@ def test_a_hung_engine_is_a_stall_in_about_two_seconds() -> None:
 
 
 def test_a_delay_on_the_way_is_no_slow_step() -> None:
-    told = judged(simulated("network_delay", 120.0))
+    told = judged_warm("network_delay", 120.0)
     assert first_fault(told).said.stage in ("ingress", "prefill")
 
 
 def test_scores_and_features_tell_what_was_judged() -> None:
-    told = judged(simulated("none", 0.0))
+    told = judged_warm("none", 0.0)
     said = next(
         one.said
         for one in reversed(told)
@@ -197,7 +220,7 @@ def others(observation: Observation, at_s: float) -> Observation:
 
 
 def test_slow_steps_that_unobserved_clients_explain_are_workload() -> None:
-    told = judged(simulated("none", 0.0), change=others)
+    told = judged_warm("none", 0.0, change=others)
     during = verdicts(told, WARM_S, WARM_S + 12)
     assert "fault" not in during
     reasons = [one.said.reason for one in told if one.said.verdict == "workload"]
@@ -238,48 +261,53 @@ def with_host(state: str = "R", throttled_ns: int = 0) -> Change:
     ],
 )
 def test_a_cause_seen_at_work_makes_the_fault_certain_sooner(change: Change, signal: str) -> None:
-    slow = simulated("slowdown", 1.8)
-    alone, together = first_fault(judged(slow)), first_fault(judged(slow, change=change))
+    alone = first_fault(judged_warm("slowdown", 1.8))
+    together = first_fault(judged_warm("slowdown", 1.8, change=change, host=True))
     assert together.at_s < alone.at_s
     assert together.said.evidence[0].signal == signal
 
 
 def test_a_cause_without_any_effect_is_no_fault() -> None:
-    told = judged(simulated("none", 0.0), change=with_host(throttled_ns=120_000_000))
+    told = judged_warm("none", 0.0, change=with_host(throttled_ns=120_000_000), host=True)
     assert "fault" not in verdicts(told, 0, 100)
 
 
 def test_a_long_fault_teaches_nothing() -> None:
     judge = MixtureJudge()
-    judged(simulated("none", 0.0)[:160], judge)
-    before = judge.version
+    judge.restore(learned(0))
     slow = [o for o in simulated("slowdown", 3.0) if o.steps.duration_ms.size][-85:-45]
     told = judged(tuple(slow) * 12, judge)
     assert [one.said.verdict for one in told[-100:]].count("fault") >= 95
-    assert before.startswith("mixture-")
 
 
 def test_state_moves_to_another_judge_which_goes_on_the_same() -> None:
-    steady = simulated("none", 0.0)
     first = MixtureJudge()
-    judged(steady[:160], first)
+    judged(simulated("none", 0.0)[:LEARNED_WINDOWS], first)
     state = first.state()
     assert len(state) < 2_000_000
     second = MixtureJudge()
     second.restore(state)
     assert second.version == first.version
     assert second.state() == state
-    told = judged(simulated("slowdown", 2.0)[160:], second)
+    told = judged(simulated("slowdown", 2.0), second, first=LEARNED_WINDOWS)
     assert "unknown" not in {one.said.verdict for one in told[:10]}
     assert first_fault(told).said.stage == "decode"
 
 
 def test_state_stays_within_its_bound_however_long_it_learns() -> None:
-    judge = MixtureJudge(DetectionConfig(refit_seconds=1e9))
-    steady = simulated("none", 0.0)
-    for _ in range(12):
-        judged(steady, judge)
-    assert len(judge.state()) < 2_000_000
+    judge = MixtureJudge(DetectionConfig(history_windows=400, reservoir_rows=400, recent_rows=100))
+    sizes = []
+    for _ in range(8):
+        for observation in simulated("none", 0.0):
+            judge.judge(observation)
+        sizes.append(len(judge.state()))
+    assert max(sizes[4:]) < 1.05 * sizes[4]
+    full = MixtureJudge(DetectionConfig())
+    config = full.config
+    rows = sum(len(names) + 1 for names in FEATURES.values())
+    most = 4 * rows * (config.reservoir_rows + config.recent_rows)
+    most += 4 * config.history_windows * (len(SIGNALS) + 2 * len(FEATURES))
+    assert most < 2_000_000
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04", b"nothing of ours"])
@@ -290,7 +318,7 @@ def test_a_damaged_state_is_refused(damage: bytes) -> None:
 
 def test_a_torn_or_foreign_state_is_refused_and_leaves_the_judge_as_it_was() -> None:
     judge = MixtureJudge()
-    judged(simulated("none", 0.0)[:100], judge)
+    judge.restore(learned(0))
     state = judge.state()
     for torn in (state[: len(state) // 2], state[:-200]):
         with pytest.raises(ValueError, match="can't be read"):
@@ -316,7 +344,7 @@ def test_a_refit_is_due_once_and_is_installed_when_it_is_done() -> None:
 
 def test_an_idle_or_blind_window_is_judged_too() -> None:
     judge = MixtureJudge()
-    judged(simulated("none", 0.0)[:100], judge)
+    judge.restore(learned(0))
     start = simulated("none", 0.0)[100].start_ns
     empty = Observation(
         instance="a:1", model=None, start_ns=start, end_ns=start + 1, closed_ns=start + 1

@@ -133,3 +133,16 @@ def test_usual_windows_let_the_score_fall_to_zero() -> None:
 def test_one_window_may_be_enough_where_the_caller_says_so() -> None:
     test = SequentialTest(14_400, 0.02)
     assert test.update(30.0, limit=1.2) >= test.threshold
+
+
+def test_wander_is_that_of_means_and_forgives_one_stretch_of_trouble() -> None:
+    rng = np.random.default_rng(8)
+    subject = calibrator()
+    for value in rng.normal(5, 0.4, 1_600):
+        subject.learn(value)
+    steady = subject.wander(block=16, prior=0.1)
+    assert steady == pytest.approx(0.1, rel=0.25)
+    for value in rng.normal(8, 0.4, 80):
+        subject.learn(value)
+    assert subject.wander(block=16, prior=0.1) == pytest.approx(steady, rel=0.35)
+    assert calibrator().wander(block=16, prior=0.3) == pytest.approx(0.3)

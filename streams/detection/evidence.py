@@ -386,6 +386,8 @@ class EvidenceBook:
 
     def notable(self, surprise: Floats, *, most: int = 8) -> tuple[Evidence, ...]:
         """The most surprising signals, strongest first."""
+        if surprise.max() < NOTABLE:
+            return ()
         order = np.argsort(-surprise)[:most]
         return tuple(
             Evidence(

@@ -84,15 +84,15 @@ class Conditional:
             high = np.where(below, high, middle)
         return np.asarray((low + high) / 2, np.float64)
 
-    def interval(self, probability: float = 0.9) -> tuple[Floats, Floats]:
-        """Central interval of log latency from the mixture's mean and variance, each (n,).
+    def interval(self, probability: float = 0.9) -> tuple[Floats, Floats, Floats]:
+        """Low end, mean and high end of log latency from mean and variance, each (n,).
 
         Quicker than two quantiles, and near them unless components are far apart.
         """
         center = self.mean()
         square = _row_sums(self.weights * (self.means**2 + self.spreads**2))
         reach = special.ndtri((1 + probability) / 2) * np.sqrt(square - center**2)
-        return center - reach, center + reach
+        return center - reach, center, center + reach
 
 
 class ConditionalMixture:

@@ -182,7 +182,7 @@ class StageJudge:
         return self._seen_ns > self._loud_ns and now_ns - self._loud_ns >= RECOVERY_NS
 
     def _view(self, rows: Rows, support: float) -> StageView:
-        observed_ms = math.exp(float(rows.log_latency.mean()))
+        observed_ms = math.exp(float(rows.log_latency.sum()) / len(rows))
         if self.model is None:
             return StageView(stage=self.stage, observations=len(rows), observed_ms=observed_ms)
         conditional = self.model.condition(rows.features)
@@ -198,7 +198,7 @@ class StageJudge:
             )
         scores = conditional.normal_score(rows.log_latency)[known]
         count = len(scores)
-        shift = float(np.clip(scores, -SCORE_LIMIT, SCORE_LIMIT).sum()) / math.sqrt(
+        shift = float(np.minimum(np.maximum(scores, -SCORE_LIMIT), SCORE_LIMIT).sum()) / math.sqrt(
             count + count * (count - 1) * ROW_CORRELATION
         )
         observed = float(np.exp(rows.log_latency[known]).sum())
@@ -214,14 +214,16 @@ class StageJudge:
         self._rows = MEMORY * self._rows + count
         self._observed = MEMORY * self._observed + observed
         self._expected = MEMORY * self._expected + expected * math.exp(self.ratio.center)
-        low, high = conditional.interval()
+        low, middle, high = (
+            math.exp(float(row.sum()) / len(rows)) for row in conditional.interval()
+        )
         return StageView(
             stage=self.stage,
             observations=len(rows),
             observed_ms=observed_ms,
-            expected_ms=math.exp(float(conditional.mean().mean())),
-            low_ms=math.exp(float(low.mean())),
-            high_ms=math.exp(float(high.mean())),
+            expected_ms=middle,
+            low_ms=low,
+            high_ms=high,
             surprise=surprise,
             score=score,
             statistics=(shift, ratio),

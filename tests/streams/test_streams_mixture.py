@@ -44,7 +44,8 @@ def test_conditional_of_one_gaussian_is_the_closed_form(workload: list[float]) -
     np.testing.assert_allclose(conditional.quantile(0.5), mean, atol=1e-5)
     np.testing.assert_allclose(conditional.quantile(0.9), mean + 1.2815515655 * spread, atol=1e-5)
     np.testing.assert_allclose(conditional.expected(), np.exp(mean + spread**2 / 2))
-    low, high = conditional.interval(0.8)
+    low, middle, high = conditional.interval(0.8)
+    np.testing.assert_allclose(middle, mean, atol=1e-9)
     np.testing.assert_allclose(low, conditional.quantile(0.1), atol=1e-5)
     np.testing.assert_allclose(high, conditional.quantile(0.9), atol=1e-5)
 

@@ -22,6 +22,8 @@ COUNTED = 10_000
 SHOWN_BYTES = 512
 KEPT_BYTES = 900_000
 """What a letter keeps of a message; a longer one was cut and cannot be put back."""
+KEPT_KEY_BYTES = 50_000
+"""The same of its key."""
 
 
 MISSING = (
@@ -112,6 +114,11 @@ def home(kafka: KafkaConfig, letter: DeadLetter) -> str:
         raise ValueError(
             f"the letter keeps only the first {KEPT_BYTES} bytes of its message, so it cannot go "
             "back whole"
+        )
+    if letter.key is not None and len(letter.key) >= KEPT_KEY_BYTES:
+        raise ValueError(
+            f"the letter keeps only the first {KEPT_KEY_BYTES} bytes of its message's key, so the "
+            "message cannot go back whole"
         )
     return topic
 

@@ -12,6 +12,8 @@ from latencyprism.sinks.tables import Row, Table
 COMPONENT = "sinks"
 PAYLOAD_BYTES = 900_000
 """Most bytes of a message that a dead letter keeps, so that it fits Kafka's default limit."""
+KEY_BYTES = 50_000
+DETAIL_CHARS = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,7 @@ def _letter(message: Message, reason: str, detail: str, payload: bytes, now_ns: 
         at_ns=now_ns,
         component=COMPONENT,
         reason=reason,
-        detail=detail,
-        key=message.key,
+        detail=detail[:DETAIL_CHARS],
+        key=message.key if message.key is None else message.key[:KEY_BYTES],
         payload=payload[:PAYLOAD_BYTES],
     )

@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -313,20 +314,24 @@ class Edges:
         end = time.monotonic() + within_s
         for partition, snapshot in self._instances.snapshots(time.time_ns(), every_s=every_s):
             await self.publish()  # before the snapshot that knows these windows
-            try:
-                await self._send(MODELS, snapshot.instance, snapshot, partition)
-            except MessageSizeTooLargeError as e:
-                logger.warning("the model of %s is not saved: %s", snapshot.instance, e)
+            await self._send(MODELS, snapshot.instance, snapshot, partition)
             if time.monotonic() > end:
                 break
             await asyncio.sleep(0)
 
     async def _send_all(self, messages: Iterable[tuple[Topic, str, Any]]) -> None:
         """Publish in order; returns when the brokers have all."""
-        posted = [(message, await self._post(*message)) for message in messages]
+        posted = []
+        for message in messages:
+            try:
+                posted.append((message, await self._post(*message)))
+            except MessageSizeTooLargeError:
+                await self._send(*message)
         for message, delivery in posted:
             try:
                 await delivery
+            except MessageSizeTooLargeError:
+                await self._send(*message)
             except KafkaError as e:
                 await self._wait_for_broker(e)
                 await self._send(*message)
@@ -334,10 +339,21 @@ class Edges:
     async def _send(
         self, topic: Topic, key: str, record: Any, partition: int | None = None
     ) -> None:
-        """Publish one message; returns when the brokers have it, however long they are away."""
+        """Publish one message; returns when the brokers have it, however long they are away.
+
+        A pack that is too large for them goes in halves; what is too large by itself is left out.
+        """
         while True:
             try:
                 await (await self._post(topic, key, record, partition))
+                return
+            except MessageSizeTooLargeError as e:
+                if isinstance(record, Pack) and len(record.samples) > 1:
+                    middle = len(record.samples) // 2
+                    for samples in (record.samples[:middle], record.samples[middle:]):
+                        await self._send(topic, key, replace(record, samples=samples), partition)
+                else:
+                    logger.warning("a message to %s is left out, %.100s: %s", topic.name, key, e)
                 return
             except KafkaError as e:
                 await self._wait_for_broker(e)

@@ -34,6 +34,8 @@ FORMAT: Final = 1
 """Layout of a snapshot's state: length of the JSON that follows, the JSON, the judge's state."""
 LENGTH: Final = struct.Struct(">I")
 
+MODEL_CHARS: Final = 256
+"""Most of a model's name that is kept; every window repeats it."""
 DEFAULT_SERVICE: Final = "default"
 """Service of an instance whose model is not known and that none is configured for."""
 
@@ -85,9 +87,9 @@ class InstancePipeline:
             if not oldest_ns <= at_ns <= newest_ns or sample.instance != self.instance:
                 self._refused_samples += 1
                 continue
-            if self._take(sample) and closed_ns is not None and at_ns < closed_ns:
-                self._late += 1
-            self._windows.note_event(_first_event_ns(sample))
+            if self._take(sample):
+                self._late += closed_ns is not None and at_ns < closed_ns
+                self._windows.note_event(_first_event_ns(sample))
 
     def advance(self, now_ns: int, *, limit: int | None = None) -> list[BatchProfile]:
         """Close and judge the windows whose time has come, at most ``limit``, oldest first.
@@ -177,9 +179,10 @@ class InstancePipeline:
 
     @property
     def _model(self) -> str | None:
-        if self._tracker.model is not None or self._last_engine is None:
-            return self._tracker.model
-        return self._last_engine.model
+        model = self._tracker.model
+        if model is None and self._last_engine is not None:
+            model = self._last_engine.model
+        return model if model is None else model[:MODEL_CHARS]
 
     def _take(self, sample: Any) -> bool:
         """Put a sample where it waits for its window; False when it is there already."""

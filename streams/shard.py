@@ -8,6 +8,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from latencyprism.schemas.codec import Pack
@@ -247,7 +248,7 @@ class ServiceShard:
             profile.service,
             (ServicePipeline(profile.service, config=self._config), partition),
         )
-        return pipeline.add(profile, now_ns)
+        return self._outs(profile.service, partial(pipeline.add, profile, now_ns))
 
     def follow(self, profile: BatchProfile, *, partition: int = 0) -> list[Alert | Command]:
         """Take a profile with its own time as the present, ticks included, as in a replay."""
@@ -258,7 +259,11 @@ class ServiceShard:
     def tick(self, now_ns: int) -> list[Alert | Command]:
         """Renew leases and resolve alerts of the silent; to be called every second."""
         self._ticked_ns = now_ns
-        return [out for pipeline, _ in self._services.values() for out in pipeline.tick(now_ns)]
+        return [
+            out
+            for service, (pipeline, _) in tuple(self._services.items())
+            for out in self._outs(service, partial(pipeline.tick, now_ns))
+        ]
 
     def acknowledge(self, ack: Ack) -> None:
         """Take a router's answer to a command of any of the services."""
@@ -269,3 +274,17 @@ class ServiceShard:
         """Drop the services of all other partitions."""
         kept = set(partitions)
         self._services = {n: entry for n, entry in self._services.items() if entry[1] in kept}
+
+    def _outs(
+        self, service: str, work: Callable[[], list[Alert | Command]]
+    ) -> list[Alert | Command]:
+        """What comes of the work; nothing of a service whose pipeline fails, which begins anew."""
+        try:
+            return work()
+        except Exception:
+            # One service's trouble must not stop the others; its leases run out by themselves.
+            logger.exception(
+                "service %.100s: its profiles cannot be decided on; it begins anew", service
+            )
+            del self._services[service]
+            return []

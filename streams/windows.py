@@ -167,13 +167,15 @@ class Windows:
             source.move(pack.watermark_ns, now_ns)
             if self._next_ns is not None and pack.watermark_ns >= self._next_ns - self._bound_ns:
                 source.fell_back = False
-        if pack.watermark_ns:
+        if pack.watermark_ns > 0:
             self.note_event(pack.watermark_ns)
         return "taken"
 
     def note_event(self, at_ns: int) -> None:
-        """Take note of an event, so that the first window is early enough to hold it."""
-        if self._next_ns is None:
+        """Take note of an event, so that the first window is early enough to hold it; a time of
+        before the epoch is no time.
+        """
+        if self._next_ns is None and at_ns > 0:
             self._origin_ns = at_ns if self._origin_ns is None else min(self._origin_ns, at_ns)
 
     def look(self, now_ns: int, *, hurry: bool = False) -> None:

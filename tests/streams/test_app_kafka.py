@@ -160,7 +160,10 @@ def test_poison_on_every_topic_costs_one_dead_letter_each_and_nothing_stops(
         )
         assert len(kafka_io.codec.encode(TELEMETRY_ENGINE, misplaced)) > LARGE_BYTES
         kafka_io.send(TELEMETRY_ENGINE, misplaced, key="another:1")
-        letters = kafka_io.read(DEADLETTER, 3 * len(topics) + 1)
+        named: Pack[Any] = replace(misplaced, samples=misplaced.samples[:1])
+        value = kafka_io.codec.encode(TELEMETRY_ENGINE, named)
+        kafka_io.send_bytes(TELEMETRY_ENGINE, [("x" * 900_000, value)])
+        letters = kafka_io.read(DEADLETTER, 3 * len(topics) + 2)
         replay(recording, kafka)
         assert worker.stop() == 0, worker.log
     reasons = Counter((letter.topic, letter.reason) for letter in letters)
@@ -169,7 +172,7 @@ def test_poison_on_every_topic_costs_one_dead_letter_each_and_nothing_stops(
         assert reasons[name, "bad_magic"] == 1
         assert reasons[name, "wrong_record"] == 1
         assert reasons[name, "malformed"] == 1
-    assert reasons[kafka.topic(TELEMETRY_ENGINE), "invalid_value"] == 1
+    assert reasons[kafka.topic(TELEMETRY_ENGINE), "invalid_value"] == 2
     assert {letter.component for letter in letters} == {"streams"}
     sent = {value for topic in topics for _, value in poison(kafka_io, topic)}
     assert sent <= {letter.payload for letter in letters}

@@ -16,6 +16,7 @@ from latencyprism.schemas.topics import TELEMETRY_ENGINE, TELEMETRY_HOST
 from latencyprism.streams.config import StreamsConfig
 from latencyprism.streams.judge import Judgement
 from latencyprism.streams.observation import Observation
+from latencyprism.streams.service import ServicePipeline
 from latencyprism.streams.shard import HOLD_NS, InstanceShard, ServiceShard
 
 SHORT = Path(__file__).parents[1] / "data" / "vllm-short"
@@ -277,3 +278,53 @@ def test_services_follow_the_profiles_and_drop_with_their_partitions() -> None:
     end_ns = Recording(SHORT).meta.end_ns
     services.keep([0])
     assert services.tick(end_ns + 3_600_000_000_000) == []
+
+
+def test_a_service_whose_decisions_fail_begins_anew_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    profile = BatchProfile(
+        batch_id="b",
+        instance=A,
+        service="good",
+        window_start_ns=START,
+        window_end_ns=START + 250 * MS,
+        closed_at_ns=START + 250 * MS,
+        requests_started=0,
+        requests_finished=0,
+        requests_failed=0,
+        requests_open=0,
+        chunks=0,
+        steps=0,
+        late_samples=0,
+        verdict="fault",
+        reason="r",
+        stage="decode",
+        score=9.0,
+        threshold=1.0,
+        observed_ms=5.0,
+        expected_ms=1.0,
+        model_version="v",
+    )
+    add, tick = ServicePipeline.add, ServicePipeline.tick
+
+    def failing_add(self: ServicePipeline, given: BatchProfile, now_ns: int) -> Any:
+        if given.reason == "poison":
+            raise ValueError("math domain error")
+        return add(self, given, now_ns)
+
+    def failing_tick(self: ServicePipeline, now_ns: int) -> Any:
+        if now_ns == LATER:
+            raise ValueError("math domain error")
+        return tick(self, now_ns)
+
+    monkeypatch.setattr(ServicePipeline, "add", failing_add)
+    monkeypatch.setattr(ServicePipeline, "tick", failing_tick)
+    services = ServiceShard(CONFIG)
+    now_ns = profile.closed_at_ns
+    assert services.add(profile, now_ns)
+    assert services.add(replace(profile, service="bad", reason="poison"), now_ns) == []
+    assert "service bad: its profiles cannot be decided on" in caplog.text
+    assert services.add(replace(profile, service="bad"), now_ns)
+    assert services.tick(LATER) == []
+    assert services.add(replace(profile, window_start_ns=LATER), now_ns)

@@ -271,6 +271,15 @@ def test_in_a_replay_no_clock_is_ahead() -> None:
     assert Tap(windows, "requests").tell(T0, now_ns=5) == "taken"
 
 
+@pytest.mark.parametrize("no_time", [-(1 << 63), -1, 0])
+def test_a_time_before_the_epoch_does_not_begin_the_windows(no_time: int) -> None:
+    windows = made()
+    windows.note_event(no_time)
+    Tap(windows, "requests", agent="broken").tell(no_time, T0)
+    Tap(windows, "host").tell(T0 + 250 * MS, T0)
+    assert starts_ms(due(windows, T0 + 5 * S))[0] == 250
+
+
 def test_a_small_step_back_reopens_nothing() -> None:
     windows = made()
     tap = Tap(windows, "requests")

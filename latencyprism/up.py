@@ -61,7 +61,7 @@ def _watch(stack: Stack, stop: threading.Event, duration_s: float | None, consol
     board = Board()
     listener = Listener(stack.settings.kafka, SHOWN, Codec())
     end = time.monotonic() + duration_s if duration_s is not None else None
-    status = f"{stack.broker} · history {stack.settings.store.url} · Ctrl-C ends"
+    status = f"{stack.broker} · history {stack.history} · Ctrl-C ends"
     revived: list[str] = []
     live = Live(console=console, auto_refresh=False, transient=not console.is_terminal)
     try:
@@ -69,7 +69,7 @@ def _watch(stack: Stack, stop: threading.Event, duration_s: float | None, consol
             while not stop.is_set() and (end is None or time.monotonic() < end):
                 for _, record in listener.poll(REFRESH_S):
                     board.take(record)
-                revived += stack.supervisor.revive()
+                revived += stack.revive()
                 restarts = f" · started again: {', '.join(revived[-3:])}" if revived else ""
                 live.update(board.render(status + restarts), refresh=console.is_terminal)
         if not console.is_terminal:

@@ -47,6 +47,8 @@ class KafkaConfig:
         config: dict[str, str | int | float | bool] = {
             "bootstrap.servers": self.bootstrap,
             "security.protocol": self.security_protocol,
+            # By itself it tries, and logs, twenty times a second while a broker is away.
+            "reconnect.backoff.ms": 1_000,
         }
         if self.security_protocol.startswith("SASL"):
             config |= {

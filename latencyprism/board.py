@@ -33,13 +33,12 @@ class Board:
                 self._profile(record)
             case Alert():
                 self._alert(record)
-            case Command(action="restore"):
-                self._tell(record.issued_ns, f"restore {record.target}", "green")
             case Command():
                 value = "" if record.value is None else f" {record.value:g}"
                 dry = " (dry run)" if record.dry_run else ""
                 text = f"{record.action}{value} on {record.target}{dry}: {record.reason}"
-                self._tell(record.issued_ns, text, "magenta", once=True)
+                colour = "green" if record.action == "restore" else "magenta"
+                self._tell(record.issued_ns, text, colour, once=True)
             case Ack(effect="refused"):
                 text = f"{record.router} refused a command on {record.target}: {record.detail}"
                 self._tell(record.at_ns, text, "red", once=True)
@@ -64,8 +63,10 @@ class Board:
                 *map(_ms, (profile.ttft_ms, profile.tpot_ms)),
                 _why(profile, now_ns),
             )
-        firing = [Text(f"● {a.severity} {a.instance} {a.stage}: {a.reason}", "bold red")
-                  for a in self._firing.values()]  # fmt: skip
+        firing = [
+            Text(f"● {a.severity} {a.instance} {a.stage}: {a.reason}", COLOURS[a.verdict])
+            for a in self._firing.values()
+        ]
         return Group(table, *firing, *self._news, Text(status, "dim"))
 
     def _profile(self, profile: BatchProfile) -> None:
@@ -85,9 +86,8 @@ class Board:
             self._tell(alert.updated_ns, f"resolved {alert.instance} {alert.stage}", "green")
             return
         if alert.state == "firing":
-            self._tell(
-                alert.fired_ns, f"alert {alert.instance} {alert.stage}: {alert.reason}", "red"
-            )
+            text = f"{alert.verdict} on {alert.instance} {alert.stage}: {alert.reason}"
+            self._tell(alert.fired_ns, text, COLOURS[alert.verdict])
         self._firing[alert.fingerprint] = alert
 
     def _tell(self, at_ns: int, text: str, colour: str, *, once: bool = False) -> None:

@@ -84,6 +84,49 @@ def test_a_renewed_command_is_told_once() -> None:
     assert text(board).count("weight 0.25 on h:1 (dry run): slow") == 1
 
 
+def test_a_restore_tells_that_it_is_a_dry_run() -> None:
+    board = Board(lambda: NOW)
+
+    board.take(
+        a(
+            Command,
+            action="restore",
+            value=None,
+            target="h:1",
+            issued_ns=NOW,
+            reason="the fault is over",
+            dry_run=True,
+        )
+    )
+
+    assert "restore on h:1 (dry run): the fault is over" in text(board)
+
+
+def test_workload_and_fault_are_told_apart_in_words_and_colour() -> None:
+    styles = set()
+    for verdict in ("workload", "fault"):
+        board = Board(lambda: NOW)
+        board.take(
+            a(
+                Alert,
+                fingerprint="f",
+                state="firing",
+                verdict=verdict,
+                instance="h:1",
+                stage="decode",
+                reason="r",
+                fired_ns=NOW,
+            )
+        )
+        assert f"{verdict} on h:1 decode: r" in text(board)
+        console = Console(width=220, height=200, force_terminal=True, color_system="standard")
+        with console.capture() as capture:
+            console.print(board.render(""))
+        styles.add("\x1b[1;31m" in capture.get())
+
+    assert styles == {False, True}
+
+
 def test_refusals_and_expiries_are_told() -> None:
     board = Board(lambda: NOW)
 

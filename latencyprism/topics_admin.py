@@ -27,6 +27,10 @@ NOT_YET = (
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
+    # A broker that has just started tells of an epoch of its leadership before it takes it up.
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
 )
 
 
@@ -202,7 +206,8 @@ class _Cluster:
     def await_usable(self, names: Iterable[str]) -> dict[str, int]:
         """Wait until the topics can be written and read; numbers of partitions.
 
-        A broker knows of a new topic a little before it leads its partitions.
+        A broker knows of a topic, new or from an earlier run, a little before it leads its
+        partitions.
         """
         while True:
             there = self.partitions()

@@ -3,12 +3,14 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource
 from kafka_io import KafkaIO
 
+from latencyprism.local.kafka import EmbeddedKafka
 from latencyprism.schemas.connection import KafkaConfig
 from latencyprism.schemas.topics import ALERTS, DAY_MS, MODELS, TELEMETRY_HOST, TOPICS
 from latencyprism.topics_admin import (
@@ -61,6 +63,17 @@ def test_topics_are_made_once_with_their_contract(kafka: KafkaConfig) -> None:
     config = admin.describe_configs([resource])[resource].result(10)
     assert config["cleanup.policy"].value == "compact"
     assert config["retention.ms"].value == "-1"
+
+
+@pytest.mark.kafka
+def test_topics_of_an_earlier_run_are_found_again(tmp_path: Path) -> None:
+    with EmbeddedKafka(directory=tmp_path) as broker:
+        kafka = KafkaConfig(bootstrap=broker.bootstrap)
+        assert set(ensure_topics(kafka, timeout_s=30).created) == {kafka.topic(t) for t in TOPICS}
+        for _ in range(3):
+            broker.stop()
+            broker.start()
+            assert ensure_topics(kafka, timeout_s=30).created == ()
 
 
 def test_a_topic_that_differs_is_found_and_left_alone(kafka: KafkaConfig) -> None:

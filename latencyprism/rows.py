@@ -11,6 +11,8 @@ from rich.text import Text
 
 BORDER = 3
 """Characters that a table's column takes beside its text."""
+EXACT = 10_000
+"""From here on four digits would be too few, and an exponent hard to read."""
 
 
 def rows_of(
@@ -39,8 +41,10 @@ def cell(value: object) -> str:
     match value:
         case None:
             return "-"
+        case float() if math.isnan(value):
+            return "-"
         case float():
-            return "-" if math.isnan(value) else f"{value:.4g}"
+            return f"{value:.4g}" if abs(value) < EXACT else f"{value:.0f}"
         case datetime():
             return value.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
         case list() | tuple():

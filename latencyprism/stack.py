@@ -13,7 +13,7 @@ from pathlib import Path
 
 from latencyprism import settings as settings_module
 from latencyprism.children import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Supervisor
-from latencyprism.local.broker import BrokerError, LocalBroker
+from latencyprism.local.broker import LocalBroker
 from latencyprism.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class BrokerKeeper:
         logger.warning("%s has ended and is started again", self.broker.name)
         try:
             self.broker.start()
-        except BrokerError as e:
+        except OSError as e:  # a full disk is one, too
             logger.warning("%s", e)
         self._retry_at = self._clock_s() + self._backoff_s
         self._backoff_s = min(LONGEST_BACKOFF_S, 2 * self._backoff_s)

@@ -51,6 +51,11 @@ def run_replay(
     report.write_text(json.dumps(result, indent=1))
     verdicts = ", ".join(f"{n} {verdict}" for verdict, n in result["batches"].items())
     console.print(f"{report}: {len(result['alerts'])} alerts; windows: {verdicts}")
+    if not settings.store.url:
+        folder = _replay_settings(settings).data_dir
+        console.print(
+            f"History: latencyprism --set data_dir={folder} sql", markup=False, soft_wrap=True
+        )
 
 
 @contextmanager

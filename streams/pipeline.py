@@ -17,7 +17,8 @@ from latencyprism.schemas.records import (
     StepBatch,
     XpuSample,
 )
-from latencyprism.schemas.topics import Topic
+from latencyprism.schemas.topics import TELEMETRY_REQUESTS, Topic
+from latencyprism.streams.absence import Absence
 from latencyprism.streams.config import NS_PER_MS, StreamsConfig
 from latencyprism.streams.estimate import Line
 from latencyprism.streams.judge import Judge, Judgement
@@ -61,7 +62,10 @@ class InstancePipeline:
         self._engine: Samples[EngineSample] = Samples(config.buffered_samples)
         self._host: Samples[HostSample] = Samples(config.buffered_samples)
         self._xpu: Samples[XpuSample] = Samples(config.buffered_samples)
+        self._absence = Absence()
         self._last_engine: EngineSample | None = None
+        self._teller: tuple[str, int] | None = None
+        """Agent and boot that tell of requests."""
         self._late = 0
         """Samples that came late since the last window."""
         self._late_samples = 0
@@ -76,6 +80,9 @@ class InstancePipeline:
             self._forget()
         elif admission != "taken":
             return
+        if topic is TELEMETRY_REQUESTS and self._teller != (pack.agent, pack.boot_ns):
+            self._teller = pack.agent, pack.boot_ns
+            self._tracker.orphan()
         closed_ns = self._windows.closed_until_ns
         bound_ns = self._config.clock_bound_ms * NS_PER_MS
         oldest_ns = closed_ns - bound_ns if closed_ns is not None else 0
@@ -108,7 +115,10 @@ class InstancePipeline:
             if window is None:
                 break
             observation = self._observe(window)
-            profiles.append(self._profile(observation, self.judge.judge(observation)))
+            self._absence.follow(observation.engine)
+            judged = self.judge.judge(observation)
+            judged = self._absence.overrule(judged, chunks=observation.chunks)
+            profiles.append(self._profile(observation, judged))
         return profiles
 
     def forgettable(self, now_ns: int) -> bool:

@@ -222,6 +222,8 @@ class TrackingCounters:
     dropped_chunks: int = 0
     evicted_requests: int = 0
     abandoned_requests: int = 0
+    orphaned_requests: int = 0
+    """Open requests whose collector was followed by another or started again."""
 
 
 class RequestTracker:
@@ -334,6 +336,16 @@ class RequestTracker:
         for exchange in self._late.values():
             times.extend(exchange.pending)
         return min(times, default=None)
+
+    def orphan(self) -> None:
+        """End the open exchanges where they were last heard of: who told of them is gone, and how
+        they ended will not be known.
+        """
+        for exchange in self._open.values():
+            if exchange.end_ns is None:
+                exchange.end_ns = max(exchange.heard_ns, exchange.arrival_ns)
+                exchange.lost = True
+                self.counters.orphaned_requests += 1
 
     def forget(self) -> None:
         """Drop every exchange; what was learned stays."""

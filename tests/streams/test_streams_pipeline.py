@@ -11,6 +11,7 @@ from emulated_engine import (
     T0,
     KeepingJudge,
     Stream,
+    deltas_us,
     pack,
     packs_of,
     parts_of,
@@ -169,6 +170,29 @@ def test_packs_of_a_second_agent_are_not_counted_twice() -> None:
         profiles += made.advance(one.watermark_ns)
     assert sum(p.requests_started for p in profiles) == 4
     assert made.counters()["rival_packs"] == 16
+
+
+@pytest.mark.parametrize("again", [{"boot_ns": T0 + 1}, {"agent": "other"}])
+def test_open_requests_of_a_collector_that_ended_do_not_stall(again: dict[str, Any]) -> None:
+    made = pipeline()
+    times = [T0 + ms * MS for ms in range(10, 200, 10)]
+    part = timing(
+        arrival_ns=T0,
+        observed_at_ns=times[-1],
+        first_token_ns=times[0],
+        chunk_base_ns=times[0],
+        chunk_deltas_us=deltas_us(times),
+    )
+    made.add(TELEMETRY_REQUESTS, pack(samples=[part], watermark_ns=T0 + 500 * MS), T0)
+    made.advance(T0 + 500 * MS)
+    after = T0 + 4_000 * MS
+    made.add(TELEMETRY_REQUESTS, pack(watermark_ns=after, **again), after)
+    made.advance(after)
+    assert seen(made)[0].chunks == len(times)
+    assert seen(made)[0].open_requests.decoding == 1
+    assert seen(made)[-1].open_requests.decoding == 0
+    assert sum(observation.requests_failed for observation in seen(made)) == 0
+    assert made.counters()["orphaned_requests"] == 1
 
 
 def test_a_clock_set_back_begins_anew_and_keeps_what_was_learned() -> None:

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
+from rich.text import Text
 
 from latencyprism import __version__
 from latencyprism.children import die_with_parent
@@ -241,10 +242,10 @@ def doctor(as_json: Json = False) -> None:
     table = Table.grid(padding=(0, 2))
     colours = {"yes": "green", "partly": "yellow", "no": "red"}
     for f in findings:
-        table.add_row(f"[{colours[f.state]}]{f.state}[/]", f.name, f.seen)
+        table.add_row(Text(f.state, colours[f.state]), f.name, Text(f.seen))
         if f.state != "yes":
-            table.add_row("", "", f"[dim]without it:[/] {f.lost}")
-            table.add_row("", "", f"[dim]what to do:[/] {f.advice}")
+            table.add_row("", "", Text.assemble(("without it: ", "dim"), f.lost))
+            table.add_row("", "", Text.assemble(("what to do: ", "dim"), f.advice))
     console.print(table)
 
 
@@ -263,11 +264,12 @@ def topics(
         for finding in done.findings:
             console.print(finding, style="yellow")
         return
-    table = Table("topic", "record", "key", "partitions", "messages", "lag")
-    for t in describe_topics(kafka, timeout_s=30.0):
-        lag = ", ".join(f"{group} {n}" for group, n in t.lag.items())
-        table.add_row(t.name, t.record, t.key, str(t.partitions), str(t.messages), lag)
-    console.print(table)
+    columns = ("topic", "record", "key", "partitions", "messages", "lag")
+    rows = [
+        (t.name, t.record, t.key, t.partitions, t.messages, [f"{g} {n}" for g, n in t.lag.items()])
+        for t in describe_topics(kafka, timeout_s=30.0)
+    ]
+    console.print(rows_of(columns, rows, width=console.width))
 
 
 @dlq.command(name="list")

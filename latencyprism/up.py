@@ -10,6 +10,7 @@ from rich.live import Live
 
 from latencyprism.board import Board
 from latencyprism.collectors.address import instance_of
+from latencyprism.collectors.doctor import examine
 from latencyprism.listen import Listener
 from latencyprism.schemas.codec import Codec
 from latencyprism.schemas.topics import (
@@ -48,6 +49,7 @@ def up(
     }
     try:
         with running_stack(settings, workers=workers, say=console.print) as stack:
+            _say_what_is_missing(settings, console)
             agent = stack.supervisor.role("collect", "collect", config=stack.config)
             agent.wait_ready(READY_TIMEOUT_S)
             _watch(stack, stop, duration_s, console)
@@ -55,6 +57,15 @@ def up(
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+def _say_what_is_missing(settings: Settings, console: Console) -> None:
+    """Tell of enabled sources that this host does not permit, and what is lost without them."""
+    for finding in examine():
+        wanted = finding.name == "packet capture" and "network" in settings.collectors.sources
+        if wanted and finding.state != "yes":
+            text = f"{finding.name}: {finding.seen}; without it: {finding.lost}. {finding.advice}"
+            console.print(text, style="yellow", markup=False)
 
 
 def _watch(stack: Stack, stop: threading.Event, duration_s: float | None, console: Console) -> None:

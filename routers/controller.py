@@ -25,6 +25,8 @@ class Controller:
         self._pending: set[str] = set(book.targets)
         """Targets whose state on the router is not known to be the one in force. At first all:
         an earlier run may have left anything behind."""
+        self._effective: dict[str, tuple[str, int]] = {}
+        """Newest lease of each target that took effect: its command and when, wall time."""
         self._last_error: str | None = None
         self.counts: Counter[str] = Counter()
         """Commands by outcome, adapter failures and corrections, since the start."""
@@ -52,7 +54,16 @@ class Controller:
         elif effect == "expired":
             self._pending.add(command.target)
         logger.info("%s of %s: %s, %s", command.action, command.target, effect, detail)
-        return ack(command, router=self._router, effect=effect, detail=detail, at_ns=now.wall_ns)
+        at_ns = self._since(command, now) if effect == "applied" else now.wall_ns
+        return ack(command, router=self._router, effect=effect, detail=detail, at_ns=at_ns)
+
+    def _since(self, command: Command, now: Instant) -> int:
+        """When the lease first took effect, which its renewals do not change."""
+        known, at_ns = self._effective.get(command.target, ("", 0))
+        if known != command.command_id:
+            at_ns = now.wall_ns
+            self._effective[command.target] = (command.command_id, at_ns)
+        return at_ns
 
     def tick(self, now: Instant) -> list[Ack]:
         """End leases that ran out and answer for them.
@@ -61,6 +72,7 @@ class Controller:
         """
         ended = self._book.expire(now)
         for lease in ended:
+            self._effective.pop(lease.command.target, None)
             self._try(lease.command.target)
         return [
             ack(

@@ -194,6 +194,7 @@ class Fleet:
             trouble.changed = True
             trouble.alert = replace(
                 trouble.alert,
+                stage=profile.stage or trouble.alert.stage,
                 observed_ms=profile.observed_ms,
                 expected_ms=profile.expected_ms,
                 score=profile.score or 0.0,

@@ -1,6 +1,5 @@
 """The account that the demo prints: what was seen, said, done, and where to look further."""
 
-import sys
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
@@ -9,28 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from latencyprism.demo.story import NS_PER_S, Span, Story
-from latencyprism.settings import Settings
 from latencyprism.simulator.load import Summary
 
 
-def account(story: Story, settings: Settings) -> RenderableType:
+def account(story: Story) -> RenderableType:
     """Everything a newcomer should see of one demo."""
     return Group(
         Panel(Text("\n").join(_sentences(story)), title="What happened", title_align="left"),
         _stages(story),
         _callers(story),
-        Text("Look further in the history (ClickHouse SQL):"),
-        *(
-            Text(
-                f"  {sys.argv[0]} --set data_dir={settings.data_dir} sql {name}",
-                no_wrap=True,
-                overflow="ignore",
-            )
-            for name in ("alert_timeline", "where_time_goes", "commands_and_effect")
-        ),
-        Text("PASSED", "bold green")
-        if story.passed
-        else Text("FAILED: the fault was missed or the burst was called a fault", "bold red"),
     )
 
 
@@ -40,7 +26,9 @@ def _sentences(story: Story) -> Iterator[Text]:
         ("Burst. ", "bold"),
         "called a fault"
         if story.burst_called_fault()
-        else f"{burst['workload']} of {burst.total()} windows judged workload, no fault alert.",
+        else "windows judged "
+        + ", ".join(f"{n} {verdict}" for verdict, n in sorted(burst.items()))
+        + "; no fault alert.",
     )
     if reason := story.reason(story.burst, "workload"):
         yield Text(f"  “{reason}”", "italic")
@@ -72,7 +60,7 @@ def _steering(story: Story) -> Iterator[Text]:
         yield Text("Command. None was issued.", "yellow")
         return
     value = "" if command.value is None else f" {command.value:g}"
-    after_s = (command.issued_ns - story.fault.start_ns) / NS_PER_S
+    after_s = (story.command_seen_ns(command) - story.fault.start_ns) / NS_PER_S
     yield Text.assemble(
         ("Command. ", "bold"),
         f"{command.action}{value} on {command.target}, {after_s:.2f} s after the fault began, "

@@ -41,6 +41,7 @@ STEADY = Phase(
 )
 BURST = replace(STEADY, duration_s=BURST_S, rate_rps=13.0, prompt_scale=0.16)
 SLOWDOWN = 2.0
+FAILED = "FAILED: the fault was missed or the burst was called a fault"
 SETTLE_S = 2.0
 """After the load the pipe gets this long to tell the end of it."""
 
@@ -59,7 +60,14 @@ def run_demo(settings: Settings, *, report: Path | None, console: Console) -> bo
     with running_stack(settings, workers=1, say=console.print) as stack:
         proxy = _start_service(stack, addresses, capture=capture, console=console)
         story = _play(stack, proxy, addresses[-1], console)
-    console.print(account(story, stack.settings))
+    console.print(account(story))
+    console.print("Look further in the history (ClickHouse SQL):")
+    for name in ("alert_timeline", "where_time_goes", "commands_and_effect"):
+        command = f"  {sys.argv[0]} --set data_dir={folder} sql {name}"
+        console.print(command, soft_wrap=True, markup=False, highlight=False)
+    console.print(
+        "PASSED" if story.passed else FAILED, style="bold green" if story.passed else "bold red"
+    )
     if report is not None:
         report.write_text(json.dumps(story.report(), indent=1))
         console.print(f"Report: {report}")

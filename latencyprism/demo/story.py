@@ -38,7 +38,8 @@ class Story:
     profiles: list[BatchProfile] = field(default_factory=list)
     alerts: list[tuple[int, Alert]] = field(default_factory=list)
     """With the wall time at which each came out of Kafka, ns."""
-    commands: list[Command] = field(default_factory=list)
+    commands: list[tuple[int, Command]] = field(default_factory=list)
+    """The same."""
     acks: list[Ack] = field(default_factory=list)
     outcomes: Sequence[Outcome] = ()
     """Requests as their callers saw them."""
@@ -51,7 +52,7 @@ class Story:
             case Alert():
                 self.alerts.append((now_ns, record))
             case Command():
-                self.commands.append(record)
+                self.commands.append((now_ns, record))
             case Ack():
                 self.acks.append(record)
 
@@ -95,13 +96,17 @@ class Story:
         return next(
             (
                 command
-                for command in self.commands
+                for _, command in self.commands
                 if command.target == self.faulty
                 and command.action in ("weight", "drain")
                 and self.fault.holds(command.issued_ns, GRACE_S)
             ),
             None,
         )
+
+    def command_seen_ns(self, command: Command) -> int:
+        """When the first record of a command came out of Kafka."""
+        return min(seen for seen, c in self.commands if c.command_id == command.command_id)
 
     def answer_to(self, command: Command) -> Ack | None:
         """The first ack of a command."""
@@ -147,7 +152,7 @@ class Story:
             "demo.delay_s": self.delay_s(),
             "demo.false_alarms": self.false_alarms(),
             "demo.burst_called_fault": int(self.burst_called_fault()),
-            "demo.command_delay_s": (command.issued_ns - self.fault.start_ns) / NS_PER_S
+            "demo.command_delay_s": (self.command_seen_ns(command) - self.fault.start_ns) / NS_PER_S
             if command
             else None,
             "demo.ack_delay_ms": (ack.at_ns - command.issued_ns) / 1e6 if command and ack else None,
@@ -157,7 +162,7 @@ class Story:
         for record in (
             *self.profiles,
             *(alert for _, alert in self.alerts),
-            *self.commands,
+            *(command for _, command in self.commands),
             *self.acks,
         ):
             builder.add(record)

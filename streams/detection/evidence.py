@@ -552,17 +552,18 @@ def is_decisive(found: Evidence) -> bool:
 def rank_causes(evidence: Mapping[str, Evidence], stage: str) -> tuple[Cause, ...]:
     """Causes by family, best first; empty when nothing speaks.
 
-    ``evidence`` is by signal. A family weighs as its strongest signal, with a little for each
-    further one; scores sum to at most 1.
+    ``evidence`` is by signal; one that is none of ours counts for what it says. A family weighs
+    as its strongest signal, with a little for each further one; scores sum to at most 1.
     """
     families: dict[str, list[tuple[float, Evidence]]] = {}
     for name, found in evidence.items():
-        index = BY_NAME.get(name)
-        if index is None or found.surprise < NOTABLE:
+        if found.surprise < NOTABLE:
             continue
-        signal = SIGNALS[index]
-        weight = signal.weight * stage_weight(signal, stage)
-        families.setdefault(signal.family, []).append((weight * min(found.surprise, 8.0), found))
+        index = BY_NAME.get(name)
+        weight = 1.0
+        if index is not None:
+            weight = SIGNALS[index].weight * stage_weight(SIGNALS[index], stage)
+        families.setdefault(found.family, []).append((weight * min(found.surprise, 8.0), found))
     weighed = {
         family: max(w for w, _ in found) + 0.2 * sum(w for w, _ in found)
         for family, found in families.items()
@@ -574,12 +575,17 @@ def rank_causes(evidence: Mapping[str, Evidence], stage: str) -> tuple[Cause, ..
         causes.append(
             Cause(
                 family=family,
-                cause=SIGNALS[BY_NAME[ranked[0][1].signal]].cause,
+                cause=_cause(ranked[0][1].signal),
                 score=weighed[family] / total,
                 evidence=tuple(item for _, item in ranked),
             )
         )
     return tuple(causes)
+
+
+def _cause(name: str) -> str:
+    index = BY_NAME.get(name)
+    return f"{name} is unusual" if index is None else SIGNALS[index].cause
 
 
 def stage_weight(signal: Signal, stage: str) -> float:

@@ -385,7 +385,8 @@ class MixtureJudge:
         judge = self._stages[stage]
         strongest = self._book.notable(self._peak, most=1)
         told = f"; {strongest[0].signal} is unusual" if strongest else "; nothing else is unusual"
-        return f"{stage} takes {1 + judge.effect:.1f} times what its workload explains{told}"
+        times = f"{1 + judge.effect:.1f} times"
+        return f"{stage} lately took {times} what its workload explains{told}"
 
     def _others_reason(self, stage: str) -> str:
         return (

@@ -11,7 +11,6 @@ from latencyprism.demo.account import account
 from latencyprism.demo.story import NS_PER_S, Span, Story
 from latencyprism.schemas import avro
 from latencyprism.schemas.records import Ack, Alert, BatchProfile, Command, StageTime
-from latencyprism.settings import load
 from latencyprism.simulator.load import Outcome
 
 START = 1_700_000_000 * NS_PER_S
@@ -136,19 +135,17 @@ def test_the_report_has_the_figures(story: Story) -> None:
 def test_the_account_tells_it(story: Story) -> None:
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
-        console.print(account(story, load()))
+        console.print(account(story))
     told = capture.get()
 
     for words in (
-        "1 of 1 windows judged workload",
+        "windows judged 1 workload; no fault alert",
         "longer prompts explain it",
         "1.00 s after it began",
         "steps take twice as long",
         "weight 0.1 on 127.0.0.1:2",
         "proxy: applied after 50 ms",
         "went from 50% to 10%",
-        "sql alert_timeline",
-        "PASSED",
     ):
         assert words in told, words
 
@@ -157,7 +154,6 @@ def test_the_account_of_a_miss_says_so() -> None:
     story = Story(whole=span(0, 60), burst=span(20, 28), fault=span(34, 48), faulty=FAULTY)
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
-        console.print(account(story, load()))
+        console.print(account(story))
 
     assert "Fault. Not found." in capture.get()
-    assert "FAILED" in capture.get()

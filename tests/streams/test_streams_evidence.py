@@ -340,7 +340,13 @@ def test_a_cause_seen_at_work_outweighs_its_symptoms() -> None:
     assert not is_decisive(found("host.runqueue_ratio", 9.0)[1])
 
 
-def test_nothing_speaks_when_nothing_is_unusual_or_known() -> None:
+def test_nothing_speaks_when_nothing_is_unusual() -> None:
     assert rank_causes({}, "decode") == ()
+
+
+def test_evidence_of_another_origin_counts_for_what_it_says() -> None:
     stranger = Evidence(family="host", signal="host.of_another_version", observed=1.0, surprise=9.0)
-    assert rank_causes({stranger.signal: stranger}, "decode") == ()
+
+    (cause,) = rank_causes({stranger.signal: stranger}, "decode")
+
+    assert (cause.family, cause.evidence) == ("host", (stranger,))

@@ -91,6 +91,13 @@ class Exchange:
         return broke_off or (self.status is not None and self.status >= 500)
 
     @property
+    def served(self) -> bool:
+        """Whether the server took it up; a client can ask for any model."""
+        if self.status is None:
+            return self.first_token_ns is not None
+        return self.status < 400
+
+    @property
     def ready_ns(self) -> int:
         """When the server had the whole request, as far as was seen."""
         return max(self.arrival_ns, self.request_end_ns or 0)
@@ -245,7 +252,7 @@ class RequestTracker:
         self.buffered_chunks = 0
         """Content events that wait for their window."""
         self.model: str | None = None
-        """Model of the newest exchange that named one."""
+        """Model of the newest exchange that was served and named one."""
         self.counters = TrackingCounters()
         self.tokens_of_bytes = Line()
         """Prompt tokens of body bytes, learned from exchanges that told both."""
@@ -294,6 +301,8 @@ class RequestTracker:
         )
         chunks, gaps = self._count_chunks(active, end_ns)
         first = self._count_first_tokens(present, end_ns)
+        named = [e.model for e in (*ended, *first) if e.served and e.model is not None]
+        self.model = named[-1] if named else self.model
         occupancy = _occupancy((*self._just_ended, *present), end_ns)
         self._just_ended = ended
         for exchange in ended:
@@ -397,8 +406,6 @@ class RequestTracker:
             exchange.ahead_at_arrival = int(ahead.sum())
             exchange.ahead_tokens = float(tokens[ahead].sum())
             exchange.decoding_at_arrival = int(((first <= at) & (done > at)).sum())
-        named = [e.model for e in new if e.model is not None]
-        self.model = named[-1] if named else self.model
         return len(new)
 
     def _count_chunks(self, active: Sequence[Exchange], end_ns: int) -> tuple[Chunks, Floats]:

@@ -370,3 +370,18 @@ def test_the_oldest_event_that_waits() -> None:
     assert made.next_event_ns() == T0 + 5 * MS
     made.close(END_NS)
     assert made.next_event_ns() == T0 + 300 * MS
+
+
+def test_a_model_that_the_server_refused_is_not_its_model() -> None:
+    end_ns = T0 + 50 * MS
+    served: dict[str, Any] = {"model": "small", "status": 200, "first_token_ns": T0 + 9 * MS}
+    made = tracked(
+        timing("a", **served),
+        timing("b", model="nobody", status=404, state="complete", end_ns=end_ns, arrival_ns=T0 + 1),
+        timing("c", model="unheard", arrival_ns=T0 + 2),
+    )
+    closed(made, 1)
+    assert made.model == "small"
+    made.add(timing("c", 1, model="unheard", status=200, state="complete", end_ns=T0 + 300 * MS))
+    closed(made, 2)
+    assert made.model == "unheard"

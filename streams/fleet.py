@@ -150,13 +150,11 @@ class Fleet:
 
     def _much_worse(self, trouble: _Trouble, profile: BatchProfile) -> bool:
         """Whether the stage of an alert that had settled has slowed a good deal more."""
-        if profile.stage != trouble.alert.stage or not (
-            profile.observed_ms and profile.expected_ms
-        ):
+        observed_ms, expected_ms = profile.observed_ms or 0.0, profile.expected_ms or 0.0
+        sound = 0 < observed_ms < math.inf and 0 < expected_ms < math.inf
+        if profile.stage != trouble.alert.stage or not sound:
             return False
-        trouble.level = _smooth(
-            trouble.level, math.log(profile.observed_ms / profile.expected_ms), 1 / 6
-        )
+        trouble.level = _smooth(trouble.level, math.log(observed_ms / expected_ms), 1 / 6)
         age_ns = profile.closed_at_ns - trouble.alert.fired_ns
         if age_ns < self.config.update_s * NS_PER_S or trouble.level is None:
             return False

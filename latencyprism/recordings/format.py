@@ -209,8 +209,20 @@ class Recording:
             except Exception as e:  # noqa: BLE001 # fastavro and zlib raise what their C code meets
                 self._damaged(path, read, f"block at byte {at}: {type(e).__name__} {e}")
                 continue
+            plausible = [record for record in records if self._is_of(topic, record)]
+            if len(plausible) < len(records):
+                strays = len(records) - len(plausible)
+                reason = (
+                    f"block at byte {at}: {strays} records of an instance or time not in {META}"
+                )
+                self._damaged(path, read, reason)
             read += len(records)
-            yield from records
+            yield from plausible
+
+    def _is_of(self, topic: Topic, record: Any) -> bool:
+        """Whether meta tells of the record; bytes that were damaged may decode all the same."""
+        in_time = self.meta.start_ns <= record.observed_at_ns <= self.meta.end_ns
+        return in_time and record.instance in self.meta.streams.get(topic.name, ())
 
     def merged(self) -> Iterator[tuple[Topic, Any]]:
         """Records of all topics by ``observed_at_ns``; equal times in the order of TELEMETRY."""

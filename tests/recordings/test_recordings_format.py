@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +103,27 @@ def test_a_broken_block_costs_itself_and_names_file_and_record(tmp_path: Path) -
     assert lost[0].observed_at_ns == damage.record * 1000, "the first one lost is the one named"
     assert lost[-1].observed_at_ns - lost[0].observed_at_ns == (len(lost) - 1) * 1000
     assert read[-1] == hosts(4000)[-1], "what follows the broken block is used"
+
+
+@pytest.mark.parametrize("stray", [{"instance": ""}, {"observed_at_ns": 10**15}])
+def test_records_that_meta_does_not_tell_of_are_left_out(
+    tmp_path: Path, stray: dict[str, Any]
+) -> None:
+    folder = record(tmp_path / "r")
+    meta = (folder / "meta.json").read_text()
+    with RecordingWriter(tmp_path / "s", engine="vllm", source="test") as writer:
+        for host in (*hosts(10), replace(HOST, **stray)):
+            writer.write(TELEMETRY_HOST, host)
+    (folder / "telemetry.host.avro").write_bytes(
+        (tmp_path / "s" / "telemetry.host.avro").read_bytes()
+    )
+    (folder / "meta.json").write_text(meta)
+
+    recording = Recording(folder)
+
+    assert list(recording.records(TELEMETRY_HOST)) == hosts(10)
+    (damage,) = recording.damage
+    assert "1 records of an instance or time not in meta.json" in damage.reason
 
 
 def test_a_truncated_file_is_used_up_to_the_cut(tmp_path: Path) -> None:

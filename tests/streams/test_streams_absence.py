@@ -3,10 +3,11 @@
 import pytest
 
 from latencyprism.schemas.records import EngineSample, Freshness
-from latencyprism.streams.absence import SCRAPES, Absence
+from latencyprism.streams.absence import Absence
 from latencyprism.streams.detection.evidence import rank_causes
 from latencyprism.streams.judge import Judgement
 
+FAILED: tuple[Freshness, ...] = ("failed", "failed", "failed")
 NORMAL = Judgement(verdict="normal", reason="as expected", features={}, version="v")
 
 
@@ -29,7 +30,7 @@ def absence(*freshness: Freshness) -> Absence:
 
 
 def test_an_engine_that_died_is_a_fault() -> None:
-    judged = absence("fresh", *["failed"] * SCRAPES).overrule(NORMAL, chunks=0)
+    judged = absence("fresh", *FAILED).overrule(NORMAL, chunks=0)
 
     assert (judged.verdict, judged.stage) == ("fault", "flow")
     assert judged.reason.endswith("3 scrapes in a row: Connection refused")
@@ -38,7 +39,7 @@ def test_an_engine_that_died_is_a_fault() -> None:
 
 
 def test_an_engine_that_never_answered_is_unknown() -> None:
-    judged = absence(*["failed"] * SCRAPES).overrule(NORMAL, chunks=0)
+    judged = absence(*FAILED).overrule(NORMAL, chunks=0)
 
     assert judged.verdict == "unknown"
     assert "Connection refused" in judged.reason

@@ -275,3 +275,12 @@ def test_service_and_instance_are_part_of_the_fingerprint() -> None:
     other_service = run(Fleet("other"), replace(profile(0, "fault"), service="other"))[0]
     prints = {one.fingerprint, other_instance.fingerprint, other_service.fingerprint}
     assert len(prints) == 3
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 0.0, float("nan"), float("inf")])
+def test_times_that_cannot_be_do_not_stop_the_fleet(wrong: float) -> None:
+    fleet = Fleet("svc")
+    for window in range(40):
+        fleet.add(profile(window, "fault", stage="decode", observed_ms=20.0, expected_ms=wrong))
+
+    assert [alert.stage for alert in fleet.alerts()] == ["decode"]

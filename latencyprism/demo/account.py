@@ -26,7 +26,7 @@ def _sentences(story: Story) -> Iterator[Text]:
         ("Burst. ", "bold"),
         "called a fault"
         if story.burst_called_fault()
-        else "windows judged "
+        else "Windows judged "
         + ", ".join(f"{n} {verdict}" for verdict, n in sorted(burst.items()))
         + "; no fault alert.",
     )

@@ -139,7 +139,7 @@ def test_the_account_tells_it(story: Story) -> None:
     told = capture.get()
 
     for words in (
-        "windows judged 1 workload; no fault alert",
+        "Windows judged 1 workload; no fault alert",
         "longer prompts explain it",
         "1.00 s after it began",
         "steps take twice as long",

@@ -346,7 +346,7 @@ def _leave(*_: object) -> None:
 
 async def _disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
-        pass
+        continue
 
 
 def _request_headers(scope: Scope) -> CIMultiDict[str]:

@@ -38,7 +38,7 @@ def fill(path: Path) -> None:
     with path.open("wb", buffering=0) as file:
         try:
             while file.write(b"\0" * 65_536) == 65_536:
-                pass
+                continue
         except OSError:
             return
 

@@ -54,7 +54,7 @@ class KeepingJudge:
         return b""
 
     def restore(self, state: bytes) -> None:
-        raise AssertionError("nobody asks for it")
+        raise AssertionError(f"nobody restores it from {state!r}")
 
 
 @cache

@@ -70,6 +70,14 @@ def test_what_the_router_did_not_take_is_refused_and_not_in_force(
     assert renewed.effect == "applied"
 
 
+def test_a_renewal_tells_when_the_lease_took_effect(controller: Controller) -> None:
+    for issued_ms in (0, 100):
+        answer = controller.handle(command(issued_ms=issued_ms), at(issued_ms))
+
+        assert answer is not None
+        assert (answer.effect, answer.at_ns) == ("applied", at(0).wall_ns)
+
+
 def test_restore_that_failed_is_retried_until_it_succeeds(
     controller: Controller, adapter: MemoryAdapter
 ) -> None:

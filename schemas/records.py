@@ -51,6 +51,12 @@ class RequestTiming:
     completion_tokens: int | None = None
     trace_id: str | None = None
     estimated: tuple[str, ...] = ()
+    method: str | None = None
+    max_tokens: int | None = None
+    proxy_queue_us: int | None = None
+    queue_us: int | None = None
+    prefill_us: int | None = None
+    decode_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +138,17 @@ class ProcessSample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadSample:
+    """One busy thread over the interval in which threads were read."""
+
+    pid: int
+    tid: int
+    name: str
+    cpu_ns: int
+    runqueue_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
     """What the operating system counted for one inference server and its machine."""
 
@@ -160,6 +177,17 @@ class HostSample:
     tcp_rtt_us: float | None = None
     clock_error_us: float | None = None
     clock_step_ns: int | None = None
+    hot_threads: tuple[ThreadSample, ...] = ()
+    numa_misses: int | None = None
+    numa_remote_share: float | None = None
+    server_retransmits: int | None = None
+    connections: int | None = None
+    client_limited_us: int | None = None
+    accept_queue: int | None = None
+    disk_busy: float | None = None
+    cgroup_memory_bytes: int | None = None
+    cgroup_memory_limit_bytes: int | None = None
+    oom_kills: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +220,96 @@ class XpuSample:
     pcie_tx_bytes_s: float | None = None
     link_bytes_s: float | None = None
     interval_ns: int | None = None
+    parent: str | None = None
+    memory_temperature_c: float | None = None
+    link_errors: int | None = None
+    pcie_replays: int | None = None
+    pcie_gen: int | None = None
+    pcie_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelSample:
+    """Times that the kernel saw for one inference server, by probes that are always limited to its
+    processes.
+    """
+
+    instance: str
+    source: str
+    observed_at_ns: int
+    host: str
+    interval_ns: int
+    histograms: tuple[HistogramDelta, ...] = ()
+    lost: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShare:
+    """Samples that fell into one stage."""
+
+    stage: str
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackCount:
+    """Samples with one call stack."""
+
+    stack: str
+    samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackProfile:
+    """Where a process of an inference server spent a few seconds, by its sampled call stacks. Names
+    of functions and files only; never an argument or a variable.
+    """
+
+    instance: str
+    source: str
+    observed_at_ns: int
+    host: str
+    alert_id: str | None = None
+    fingerprint: str | None = None
+    pid: int
+    role: str
+    duration_ms: float
+    rate_hz: float
+    samples: int
+    failed: int
+    stages: tuple[StageShare, ...] = ()
+    stacks: tuple[StackCount, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceHealth:
+    """How one source does."""
+
+    name: str
+    state: str
+    failures: int
+    error: str | None = None
+    cpu_pct: float | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSample:
+    """How a collector agent does, and what it costs the machine that it watches."""
+
+    instance: str
+    source: str
+    observed_at_ns: int
+    host: str
+    boot_ns: int
+    uptime_s: float
+    cpu_pct: float | None = None
+    rss_mb: float | None = None
+    published_bytes_s: float | None = None
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    sources: tuple[SourceHealth, ...] = ()
+    settings_error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,17 @@ from typing import Any
 
 from latencyprism.schemas.records import (
     Ack,
+    AgentSample,
     Alert,
     BatchProfile,
     Command,
     DeadLetter,
     EngineSample,
     HostSample,
+    KernelSample,
     ModelSnapshot,
     RequestTiming,
+    StackProfile,
     StepBatch,
     XpuSample,
 )
@@ -74,6 +77,29 @@ TELEMETRY_XPU = Topic(
     packed=True,
     retention_ms=DAY_MS,
 )
+TELEMETRY_KERNEL = Topic(
+    name="telemetry.kernel",
+    record=KernelSample,
+    key="instance",
+    packed=True,
+    retention_ms=DAY_MS,
+)
+TELEMETRY_STACKS = Topic(
+    name="telemetry.stacks",
+    record=StackProfile,
+    key="instance",
+    packed=True,
+    retention_ms=7 * DAY_MS,
+    partitions=1,
+)
+TELEMETRY_AGENTS = Topic(
+    name="telemetry.agents",
+    record=AgentSample,
+    key="instance",
+    packed=True,
+    retention_ms=DAY_MS,
+    partitions=1,
+)
 LATENCY_BATCHES = Topic(
     name="latency.batches",
     record=BatchProfile,
@@ -129,8 +155,12 @@ TELEMETRY = (
     TELEMETRY_HOST,
     TELEMETRY_XPU,
 )
+"""What windows are made of."""
 TOPICS = (
     *TELEMETRY,
+    TELEMETRY_KERNEL,
+    TELEMETRY_STACKS,
+    TELEMETRY_AGENTS,
     LATENCY_BATCHES,
     ALERTS,
     CONTROL_COMMANDS,

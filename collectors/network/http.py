@@ -3,14 +3,14 @@
 import logging
 import re
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import httptools
 
 from latencyprism.collectors.network.body import AnswerScan, RequestScan, model_name, token_counts
-from latencyprism.collectors.network.exchange import Exchange, Ledger
+from latencyprism.collectors.network.conversation import Ending, Feed, Link, RefusedError
+from latencyprism.collectors.network.exchange import Exchange
 from latencyprism.collectors.network.sse import EventSplitter, has_content, is_done
 
 log = logging.getLogger(__name__)
@@ -27,18 +27,9 @@ INFERENCE: Final = (
 MAX_PATH: Final = 256
 """Longest part of a path that is looked at, in bytes."""
 
-Ending = Literal["client", "server", "reset", "lost"]
-"""Who ended a connection: a FIN of either side, a reset, or nobody: track of it was lost."""
-
-Feed: TypeAlias = Callable[[int, bytes], None]
-
 _METHOD = re.compile(rb"(?:POST|GET|PUT|HEAD|DELETE|OPTIONS|PATCH) [/*h]")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _UUID = re.compile(rb"[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
-
-
-class NotHttpError(ValueError):
-    """Bytes that are no HTTP/1.1, or nothing that can be followed; the text is a kind to count."""
 
 
 def starts_request(data: bytes) -> bool:
@@ -65,32 +56,32 @@ class Http1:
     Holds at most ``max_pipelined`` unanswered requests, and no text beyond the current event.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        *,
-        key: bytes,
-        instance: str,
-        max_pipelined: int,
-        max_event_bytes: int,
-    ) -> None:
-        self.key = key
-        self.instance = instance
-        self.ledger = ledger
+    def __init__(self, link: Link) -> None:
+        self.key = link.key
+        self.instance = link.instance
+        self.ledger = link.ledger
         self.now_ns = 0
         self.pending: deque[_Pending] = deque()
-        self.max_pipelined = max_pipelined
-        self.max_event_bytes = max_event_bytes
+        self.max_pipelined = link.config.max_pipelined
+        self.max_event_bytes = link.config.max_event_bytes
         self._answers = _Answers(self)
         self.client: Feed = _Requests(self).feed
-        """Takes the next bytes of the client and their time; raises :class:`NotHttpError`."""
+        """Takes the next bytes of the client and their time; raises :class:`RefusedError`."""
         self.server: Feed = self._answers.feed
-        """Takes the next bytes of the server and their time; raises :class:`NotHttpError`."""
+        """Takes the next bytes of the server and their time; raises :class:`RefusedError`."""
 
     @property
     def waiting(self) -> bool:
         """Whether a request was seen whose answer has not ended."""
         return bool(self.pending)
+
+    def joins(self, head: bytes, *, from_client: bool) -> bool:
+        """Whether the segment starts a message; an answer counts when one is waited for."""
+        return starts_request(head) if from_client else self.waiting and starts_answer(head)
+
+    def skip(self, at_ns: int, count: int, *, from_client: bool) -> bool:  # noqa: ARG002
+        """Nothing can be told of what follows a hole."""
+        return False
 
     def close(self, at_ns: int, ending: Ending) -> None:
         """Close what is open.
@@ -113,14 +104,14 @@ class Http1:
         self.pending.clear()
 
 
-def _refused(error: httptools.HttpParserError) -> NotHttpError:
+def _refused(error: httptools.HttpParserError) -> RefusedError:
     """What to raise for what a parser or a callback of ours raised."""
     if not isinstance(error, httptools.HttpParserCallbackError):
-        return NotHttpError("not HTTP/1.1")
-    if isinstance(error.__context__, NotHttpError):
+        return RefusedError("not HTTP/1.1")
+    if isinstance(error.__context__, RefusedError):
         return error.__context__
     log.error("a bug in the reading of HTTP, the connection is given up", exc_info=error)
-    return NotHttpError("internal errors")
+    return RefusedError("internal errors")
 
 
 @dataclass(slots=True)
@@ -193,7 +184,7 @@ class _Requests:
     def on_headers_complete(self) -> None:
         connection, request = self._connection, self._request
         if len(connection.pending) >= connection.max_pipelined:
-            raise NotHttpError("too many pipelined requests")
+            raise RefusedError("too many pipelined requests")
         method = self._parser.get_method()
         path = request.path.partition(b"?")[0]
         if method == b"POST" and path.endswith(INFERENCE):
@@ -259,7 +250,7 @@ class _Answers:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            raise NotHttpError("upgraded connections") from None
+            raise RefusedError("upgraded connections") from None
         except httptools.HttpParserError as e:
             raise _refused(e) from None
         if self._bodiless:
@@ -289,7 +280,7 @@ class _Answers:
         if answer.status < 200:
             return
         if not connection.pending:
-            raise NotHttpError("answers without a request")
+            raise RefusedError("answers without a request")
         self._bodiless = connection.pending[0].head
         answer.exchange = connection.pending[0].exchange
         if answer.exchange is None:

@@ -1,9 +1,15 @@
 """From packets to reports of exchanges: every connection with a watched server, bounded."""
 
 from collections import Counter, OrderedDict
-from typing import Final
 
 from latencyprism.collectors.network.config import NetworkConfig
+from latencyprism.collectors.network.conversation import (
+    Conversation,
+    Ending,
+    Feed,
+    Link,
+    RefusedError,
+)
 from latencyprism.collectors.network.exchange import Ledger
 from latencyprism.collectors.network.frames import (
     ACK,
@@ -15,54 +21,63 @@ from latencyprism.collectors.network.frames import (
     reverse,
     segment,
 )
-from latencyprism.collectors.network.http import (
-    Ending,
-    Feed,
-    Http1,
-    NotHttpError,
-    starts_answer,
-    starts_request,
-)
+from latencyprism.collectors.network.protocols import HEAD_BYTES, open_conversation
 from latencyprism.collectors.network.targets import Targets
 from latencyprism.collectors.network.tcp import MODULUS, Direction
 from latencyprism.schemas.records import RequestTiming
 
-_TLS: Final = b"\x16\x03"
-_HTTP2: Final = b"PRI * HTTP/2"
-
 
 class _Side(Direction):
-    """One direction of a connection, as packets find it; ``feed`` takes its bytes in order."""
+    """One direction of a connection, as packets find it.
+
+    ``feed`` takes its bytes in order; None while nothing is known of the connection's protocol.
+    """
 
     __slots__ = ("connection", "feed", "from_client")
 
-    def __init__(self, connection: "_Connection", feed: Feed, *, from_client: bool) -> None:
+    def __init__(self, connection: "_Connection", *, from_client: bool) -> None:
         super().__init__()
         self.connection = connection
-        self.feed = feed
+        self.feed: Feed | None = None
         self.from_client = from_client
 
 
 class _Connection:
-    """A connection and what is made of it; ``http`` is None when it speaks something else."""
+    """A connection and what is made of it; ``conversation`` is None until its first bytes."""
 
-    __slots__ = ("client", "gap_since_ns", "http", "instance", "key", "now_ns", "server")
+    __slots__ = ("client", "conversation", "gap_since_ns", "link", "now_ns", "server")
 
-    def __init__(self, key: bytes, instance: str, http: Http1) -> None:
-        self.key = key
-        self.instance = instance
-        self.http: Http1 | None = http
-        self.client = _Side(self, http.client, from_client=True)
-        self.server = _Side(self, http.server, from_client=False)
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.conversation: Conversation | None = None
+        self.client = _Side(self, from_client=True)
+        self.server = _Side(self, from_client=False)
         self.now_ns = 0
         self.gap_since_ns = 0
 
-    def restart(self, http: Http1) -> None:
-        """Begin anew with the next message of the client."""
-        self.http = http
-        self.client.feed, self.server.feed = http.client, http.server
-        self.client.stop()
-        self.server.stop()
+    @property
+    def key(self) -> bytes:
+        return self.link.key
+
+    def open(self, head: bytes, *, from_client: bool, whole: bool) -> bool:
+        """Begin the conversation that a segment starts, if it starts one."""
+        opened = open_conversation(
+            self.link, head[:HEAD_BYTES], from_client=from_client, whole=whole
+        )
+        if opened is None:
+            return False
+        self.conversation = opened
+        self.client.feed, self.server.feed = opened.client, opened.server
+        return True
+
+    def close(self, ending: Ending) -> None:
+        """Close what is open, and know nothing of either side."""
+        if self.conversation is not None:
+            self.conversation.close(self.now_ns, ending)
+            self.conversation = None
+        for side in (self.client, self.server):
+            side.feed = None
+            side.stop()
 
 
 class Tap:
@@ -103,7 +118,9 @@ class Tap:
             return  # an acknowledgement, which only recorded packets hold
         side = self._sides.get(key)
         if side is None or flags & SYN:
-            side = self._open(side, key, sequence, flags, buffer[start : min(stop, start + 16)])
+            side = self._open(
+                side, key, sequence, flags, buffer[start : min(stop, start + HEAD_BYTES)]
+            )
             if side is None:
                 return
         connection = side.connection
@@ -130,8 +147,9 @@ class Tap:
             self._lose(connection, "missing segments")
         if self._doubted_ns and now_ns - self._doubted_ns > self._config.max_silence_s * 1e9:
             for connection in self._connections.values():
+                conversation = connection.conversation
                 silent = connection.now_ns < self._doubted_ns
-                if silent and connection.http is not None and connection.http.waiting:
+                if silent and conversation is not None and conversation.waiting:
                     self._lose(connection, "silent after lost packets")
             self._doubted_ns = 0
         return self._ledger.flush()
@@ -162,44 +180,64 @@ class Tap:
                     side.start(after)
                 return side
             self._close(side.connection, "reset")  # the port is used again
-        if flags & RST or (not flags & SYN and not starts_request(payload)):
+        if flags & RST:
             return None
-        _, _, address, port = ends(key)
-        instance = self._targets.find(address, port)
-        if instance is None:
+        connection = self._connect(key, payload, syn=bool(flags & SYN))
+        if connection is None:
             return None
         if len(self._connections) >= self._config.max_connections:
             self._close(next(iter(self._connections.values())), "lost")
             self.counts["connection limit"] += 1
-        connection = _Connection(key, instance, self._http(key, instance))
-        self._connections[key] = connection
-        self._sides[key] = connection.client
-        self._sides[reverse(key)] = connection.server
-        connection.client.start(after if flags & SYN else sequence)
-        return connection.client
+        self._connections[connection.key] = connection
+        self._sides[connection.key] = connection.client
+        self._sides[reverse(connection.key)] = connection.server
+        opener = self._sides[key]
+        opener.start(after if flags & SYN else sequence)
+        return opener
 
-    def _http(self, key: bytes, instance: str) -> Http1:
-        return Http1(
-            self._ledger,
-            key=key,
-            instance=instance,
-            max_pipelined=self._config.max_pipelined,
-            max_event_bytes=self._config.max_event_bytes,
-        )
+    def _connect(self, key: bytes, head: bytes, *, syn: bool) -> _Connection | None:
+        """A connection with a watched server that is opened, or can be joined, by a packet."""
+        source, source_port, destination, destination_port = ends(key)
+        for from_client, address, port in (
+            (True, destination, destination_port),
+            (False, source, source_port),
+        ):
+            instance = self._targets.find(address, port)
+            if instance is None:
+                continue
+            connection = _Connection(
+                Link(
+                    key=key if from_client else reverse(key),
+                    instance=instance,
+                    ledger=self._ledger,
+                    config=self._config,
+                )
+            )
+            if syn:
+                return connection if from_client else None
+            try:
+                if connection.open(head, from_client=from_client, whole=False):
+                    return connection
+            except RefusedError as e:
+                self.counts[str(e)] += 1
+        return None
 
     def _data(self, side: _Side, sequence: int, data: bytes) -> None:
         connection = side.connection
         self._connections.move_to_end(connection.key)
-        if side.next is None:
-            if not self._joins(side, data):
-                return
-            side.start(sequence)
         held = side.held
         try:
+            if side.next is None:
+                if not self._joins(side, data):
+                    return
+                side.start(sequence)
             for piece in side.push(sequence, data):
+                if side.feed is None:
+                    connection.open(piece, from_client=side.from_client, whole=True)
+                assert side.feed is not None
                 side.feed(connection.now_ns, piece)
-        except NotHttpError as e:
-            self._refuse(connection, data, str(e))
+        except RefusedError as e:
+            self._lose(connection, str(e))
             return
         if side.held != held:
             self._watch_gap(connection)
@@ -207,11 +245,11 @@ class Tap:
             self._finished(side)
 
     def _joins(self, side: _Side, data: bytes) -> bool:
-        """Whether a connection that nobody followed so far can be followed from here."""
-        http = side.connection.http
-        if http is None:
-            return False
-        return starts_request(data) if side.from_client else http.waiting and starts_answer(data)
+        """Whether a side that nobody followed so far can be followed from here."""
+        connection = side.connection
+        if connection.conversation is None:
+            return connection.open(data, from_client=side.from_client, whole=False)
+        return connection.conversation.joins(data[:HEAD_BYTES], from_client=side.from_client)
 
     def _watch_gap(self, connection: _Connection) -> None:
         directions = connection.client, connection.server
@@ -226,21 +264,10 @@ class Tap:
         elif len(self._gaps) > self._config.max_gaps:
             self._lose(next(iter(self._gaps.values())), "missing segments")
 
-    def _refuse(self, connection: _Connection, data: bytes, reason: str) -> None:
-        other = {_TLS: "TLS connections", _HTTP2: "HTTP/2 connections"}
-        for prefix, name in other.items():
-            if data.startswith(prefix):
-                self._lose(connection, name)
-                connection.http = None
-                return
-        self._lose(connection, reason)
-
     def _lose(self, connection: _Connection, reason: str) -> None:
         """Give up what is open on a connection, and pick it up at its next message."""
         self.counts[reason] += 1
-        if connection.http is not None:
-            connection.http.close(connection.now_ns, "lost")
-            connection.restart(self._http(connection.key, connection.instance))
+        connection.close("lost")
         self._gaps.pop(connection.key, None)
 
     def _signal(self, side: _Side, sequence: int, flags: int) -> None:
@@ -261,8 +288,7 @@ class Tap:
         self._close(side.connection, "client" if side.from_client else "server")
 
     def _close(self, connection: _Connection, ending: Ending) -> None:
-        if connection.http is not None:
-            connection.http.close(connection.now_ns, ending)
+        connection.close(ending)
         del self._connections[connection.key]
         del self._sides[connection.key]
         del self._sides[reverse(connection.key)]

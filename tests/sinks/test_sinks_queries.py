@@ -10,15 +10,22 @@ from sinks_support import MS, T0, S, write
 from latencyprism.schemas import topics
 from latencyprism.schemas.records import (
     Ack,
+    AgentSample,
     Alert,
     BatchProfile,
     Cause,
     Command,
     EngineSample,
     Evidence,
+    HistogramDelta,
     HostSample,
+    KernelSample,
     ProcessSample,
     RequestTiming,
+    SourceHealth,
+    StackCount,
+    StackProfile,
+    StageShare,
     StageTime,
     StepBatch,
 )
@@ -587,6 +594,93 @@ def test_silent_or_late(client: "Client", config: StoreConfig) -> None:
 
 
 @pytest.mark.clickhouse
+def test_collectors_health(client: "Client", config: StoreConfig) -> None:
+    def agent(number: int, **values: Any) -> AgentSample:
+        at = M0 + number * S
+        head = {"instance": "h1", "source": "agent", "host": "h1", "boot_ns": M0, "uptime_s": 1.0}
+        return AgentSample(**(head | {"observed_at_ns": at} | values))
+
+    samples = [
+        agent(-900, cpu_pct=50.0, rss_mb=500.0, settings_error="sources: no such thing"),
+        agent(1, cpu_pct=1.0, rss_mb=60.0, published_bytes_s=1000.0, dropped={"requests full": 1}),
+        agent(
+            2,
+            cpu_pct=2.0,
+            rss_mb=50.0,
+            published_bytes_s=3000.0,
+            dropped={"requests full": 3, "host full": 4},
+            sources=(
+                SourceHealth(name="host", state="running", failures=0),
+                SourceHealth(name="xpu", state="unavailable", failures=0, error="no driver"),
+            ),
+        ),
+        agent(3, instance="h2", host="h2"),
+    ]
+    write(config, topics.TELEMETRY_AGENTS, samples)
+
+    first, second = ask(client, "collectors_health")
+    assert first == {
+        "agent": "h1",
+        "host": "h1",
+        "seen": datetime.fromtimestamp((M0 + 2 * S) / S, UTC).replace(tzinfo=None),
+        "cpu_pct": 1.5,
+        "rss_mb": 60.0,
+        "bytes_s": 2000.0,
+        "dropped": 7,
+        "failing": ["xpu unavailable: no driver"],
+        "settings_error": None,
+    }
+    assert (second["agent"], second["cpu_pct"], second["dropped"]) == ("h2", None, 0)
+
+
+@pytest.mark.clickhouse
+def test_stacks_at_alert(client: "Client", config: StoreConfig) -> None:
+    def profile(number: int, **values: Any) -> StackProfile:
+        head = {"instance": "a:1", "source": "stacks", "host": "h", "pid": 7, "role": "engine"}
+        told = {"duration_ms": 5000.0, "rate_hz": 20.0, "samples": 100, "failed": 2}
+        return StackProfile(**(head | told | {"observed_at_ns": M0 + number * S} | values))
+
+    profiles = [
+        profile(
+            1,
+            fingerprint="p",
+            alert_id="p-1",
+            stages=(StageShare(stage="execute", samples=75), StageShare(stage="idle", samples=25)),
+            stacks=(StackCount(stack="main;step;execute", samples=75),),
+        ),
+        profile(2, samples=0, error="py-spy can't read llama-server: it is no Python"),
+    ]
+    write(config, topics.TELEMETRY_STACKS, profiles)
+
+    (row,) = ask(client, "stacks_at_alert", fingerprint="p")
+    assert row["stages"] == ["execute 75 %", "idle 25 %"]
+    assert row["most_frequent"] == "main;step;execute"
+    newest, _ = ask(client, "stacks_at_alert")
+    assert (newest["stages"], newest["fingerprint"]) == ([], None)
+    assert "no Python" in newest["error"]
+
+
+@pytest.mark.clickhouse
+def test_kernel_times(client: "Client", config: StoreConfig) -> None:
+    def kernel(number: int, counts: tuple[float, ...], **values: Any) -> KernelSample:
+        waits = HistogramDelta(
+            stage="run_queue", count=sum(counts), sum=0.002, bounds=(0.001, 0.01), counts=counts
+        )
+        head = {"instance": "a:1", "source": "kernel", "host": "h", "interval_ns": S}
+        told = {"histograms": (waits,), "observed_at_ns": M0 + number * S, "lost": 1}
+        return KernelSample(**(head | told | values))
+
+    samples = [kernel(1, (99.0, 0.0, 0.0)), kernel(2, (0.0, 1.0, 0.0)), kernel(61, (0.0, 0.0, 1.0))]
+    write(config, topics.TELEMETRY_KERNEL, samples)
+
+    first, second = ask(client, "kernel_times", instance="a:1")
+    assert (first["times"], first["mean_ms"], first["p99_below_ms"]) == (100, 0.04, 1.0)
+    assert (first["stage"], first["lost"]) == ("run_queue", 2)
+    assert (second["times"], second["p99_below_ms"]) == (1, float("inf"))
+    assert len(ask(client, "kernel_times", minutes="0")) == 0
+
+
+@pytest.mark.clickhouse
 def test_workload_shift(client: "Client", config: StoreConfig) -> None:
     before = [window(n, features={"batch": 2.0, "prompt_tokens": 100.0}) for n in range(60)]
     now = [window(n, features={"batch": 2.0, "prompt_tokens": 400.0}) for n in range(60, 120)]
@@ -629,7 +723,7 @@ def test_every_parameter_is_used_and_told_with_its_type() -> None:
 
 
 def test_an_unknown_query_names_those_there_are() -> None:
-    with pytest.raises(queries.QueryError, match="there are alert_timeline, commands_and_effect"):
+    with pytest.raises(queries.QueryError, match="there are alert_timeline, collectors_health"):
         queries.get("nope")
 
 

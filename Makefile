@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 REPORT ?=
 PYTEST_ARGS ?=
+FUZZ_S ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly lint types format ci lock clean
+.PHONY: help demo test nightly fuzz lint types format ci lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -20,6 +21,9 @@ test: $(VENV)/ready ## set up and pass the tests (without those marked slow)
 
 nightly: $(VENV)/ready ## all tests, the slow proofs included
 	$(BIN)/pytest $(PYTEST_ARGS)
+
+fuzz: $(VENV)/ready ## fuzz every parser with atheris, FUZZ_S seconds each
+	$(BIN)/python tests/fuzz/run.py --seconds $(FUZZ_S)
 
 lint: $(VENV)/ready ## ruff, format check included
 	$(BIN)/ruff check .

@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from operator import attrgetter, sub
-from typing import Final
+from typing import Final, Protocol
 
 from latencyprism.collectors.network.body import TokenField
 from latencyprism.schemas.records import RequestState, RequestTiming
@@ -44,6 +44,7 @@ class Exchange:
         "estimated",
         "first_byte_ns",
         "first_token_ns",
+        "held",
         "instance",
         "model",
         "observed_ns",
@@ -67,6 +68,7 @@ class Exchange:
         endpoint: str,
         arrival_ns: int,
         trace_id: str | None,
+        held: bool,
     ) -> None:
         self.request_id = request_id
         self.instance = instance
@@ -90,6 +92,8 @@ class Exchange:
         self.estimated: tuple[str, ...] = ()
         self.done = False
         """Whether the stream said that it is over, although its HTTP message is not."""
+        self.held = held
+        """Whether it is kept back until it is known what it is; see :meth:`Ledger.open`."""
         self._ledger = ledger
         self._news = False
         self._part = 0
@@ -103,8 +107,10 @@ class Exchange:
             self.request_end_ns = at_ns
             self._touch(at_ns)
 
-    def answered(self, began_ns: int, at_ns: int, *, status: int, streaming: bool) -> None:
-        """The headers of the answer came; its first byte at ``began_ns``."""
+    def answered(
+        self, began_ns: int, at_ns: int, *, status: int | None, streaming: bool | None
+    ) -> None:
+        """The headers of the answer came; its first byte at ``began_ns``. None: not told."""
         self.first_byte_ns = began_ns
         self.status = status
         self.streaming = streaming
@@ -119,6 +125,13 @@ class Exchange:
         if not self._news:
             self._touch(at_ns)
 
+    def reveal(self) -> None:
+        """Report it from now on, with all that came before, if it was held."""
+        if self.held:
+            self.held = False
+            self._ledger.counts["exchanges"] += 1
+            self._touch(self.observed_ns)
+
     def count_tokens(self, counts: Mapping[TokenField, int]) -> None:
         """The answer told token counts; later ones stand."""
         self.prompt_tokens = counts.get("prompt_tokens", self.prompt_tokens)
@@ -126,10 +139,12 @@ class Exchange:
         self.completion_tokens = counts.get("completion_tokens", self.completion_tokens)
 
     def close(self, state: RequestState, at_ns: int, *, estimated: tuple[str, ...] = ()) -> None:
-        """It is over; later news are ignored. ``estimated`` names fields that are guesses."""
+        """It is over; later news are ignored. ``estimated`` names further fields that are
+        guesses.
+        """
         self.state = state
         self.end_ns = at_ns
-        self.estimated = estimated
+        self.estimated = tuple(dict.fromkeys((*self.estimated, *estimated)))
         self._touch(at_ns)
 
     def part(self) -> RequestTiming:
@@ -171,9 +186,16 @@ class Exchange:
 
     def _touch(self, at_ns: int) -> None:
         self.observed_ns = at_ns
-        if not self._news:
+        if not self._news and not self.held:
             self._news = True
             self._ledger.changed.append(self)
+
+
+class Timed(Protocol):
+    """Something that ends because nothing comes."""
+
+    def settle(self, now_ns: int) -> None:
+        """Close what was silent for too long: every packet older than ``now_ns`` was taken."""
 
 
 class Ledger:
@@ -186,6 +208,8 @@ class Ledger:
     def __init__(self, max_exchanges: int) -> None:
         self.changed: list[Exchange] = []
         self.counts: Counter[str] = Counter()
+        self.timed: dict[Timed, None] = {}
+        """Who is told the time before each flush, in the order in which they asked for it."""
         self._max_exchanges = max_exchanges
         self._open = 0
 
@@ -202,13 +226,19 @@ class Ledger:
         endpoint: str,
         arrival_ns: int,
         trace_id: str | None,
+        held: bool = False,
     ) -> Exchange | None:
-        """A new exchange; None, counted, when too many are open."""
+        """A new exchange; None, counted, when too many are open.
+
+        One that is ``held`` is not reported before :meth:`Exchange.reveal`, and takes a place until
+        :meth:`drop`: for protocols that hide what is asked for.
+        """
         if self._open >= self._max_exchanges:
             self.counts["too many exchanges"] += 1
             return None
         self._open += 1
-        self.counts["exchanges"] += 1
+        if not held:
+            self.counts["exchanges"] += 1
         return Exchange(
             self,
             request_id=request_id(key, arrival_ns, nth),
@@ -216,10 +246,21 @@ class Ledger:
             endpoint=endpoint,
             arrival_ns=arrival_ns,
             trace_id=trace_id,
+            held=held,
         )
 
-    def flush(self) -> list[RequestTiming]:
-        """One part of each exchange with news since the last flush, by the time of the newest."""
+    def drop(self, exchange: Exchange) -> None:
+        """Forget a held exchange: it turned out to be of no interest."""
+        assert exchange.held
+        self._open -= 1
+
+    def flush(self, now_ns: int) -> list[RequestTiming]:
+        """One part of each exchange with news since the last flush, by the time of the newest.
+
+        ``now_ns`` is the time up to which packets were taken.
+        """
+        for timed in tuple(self.timed):
+            timed.settle(now_ns)
         parts = [exchange.part() for exchange in self.changed]
         self.changed.clear()
         self._open -= sum(part.state != "open" for part in parts)

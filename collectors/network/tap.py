@@ -152,7 +152,7 @@ class Tap:
                 if silent and conversation is not None and conversation.waiting:
                     self._lose(connection, "silent after lost packets")
             self._doubted_ns = 0
-        return self._ledger.flush()
+        return self._ledger.flush(now_ns)
 
     def packets_lost(self, count: int, now_ns: int) -> None:
         """The kernel dropped packets before they could be taken.

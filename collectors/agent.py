@@ -1,398 +1,352 @@
 """Runs the enabled sources of one host, each for itself, and watches what that costs."""
 
+import ctypes
+import gc
 import logging
 import os
 import random
+import resource
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from latencyprism.collectors.config import CollectorConfig, CostConfig, SourceName
-from latencyprism.collectors.engine.scraper import EngineSource
-from latencyprism.collectors.host.source import HostSource
-from latencyprism.collectors.publisher import KafkaPublisher, Publisher, PublisherStats
-from latencyprism.collectors.source import Emit, Source
+from latencyprism.collectors.catalogue import BUILDERS, Planned, plan
+from latencyprism.collectors.config import CollectorConfig
+from latencyprism.collectors.discovery.source import DiscoverySource
+from latencyprism.collectors.privileges import NEEDED, drop, needed
+from latencyprism.collectors.publisher import KafkaPublisher, Publisher
+from latencyprism.collectors.runner import Runner, SourceState, ThreadClock
+from latencyprism.collectors.shedding import NOTHING, Cost, Decision, Share, Shedder
+from latencyprism.collectors.source import Source, UnavailableError
 from latencyprism.schemas.codec import SchemaRegistry
 from latencyprism.schemas.connection import KafkaConfig
+from latencyprism.schemas.records import AgentSample, SourceHealth
+from latencyprism.schemas.topics import TELEMETRY_AGENTS
 
 logger = logging.getLogger(__name__)
 
-SHED_ORDER: tuple[SourceName, ...] = ("network", "host", "xpu", "engine")
-"""Which kind of source goes first when the agent costs too much: the one whose cost grows with the
-traffic, then those that read many times a second. The last one running is never shed."""
-FIRST_BACKOFF_S = 0.5
-LONGEST_BACKOFF_S = 30.0
-HEALTHY_S = 60.0
-"""After running so long, a source that fails again is started again at once, almost."""
 WATCH_S = 1.0
+HEALTH_S = 2.0
+"""How often the agent tells how it does."""
 STOP_S = 0.5
 """How long sources may take to end; the contract of :meth:`Source.run`."""
 FLUSH_S = 0.4
 """How long the publisher may then take, so that the agent ends within a second."""
+LONGEST_ERROR = 500
+FIXED = ("agent", "publish", "privileges")
+"""Settings that only a restart changes."""
 
-SourceState = Literal["running", "backoff", "shed", "unavailable", "stopped"]
-
-
-class UnavailableError(Exception):
-    """This machine does not permit a source; the message says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unavailable:
-    """A source that was asked for and can't run here."""
-
-    name: str
-    reason: str
+Reread = Callable[[], tuple[CollectorConfig, Collection[str]]]
+"""Reads the settings anew: those of the collectors, and the names of others that have changed and
+would need a restart. Raises ValueError or OSError when they cannot be used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceStatus:
-    """How one source does."""
+@dataclass(slots=True, eq=False)
+class _Group:
+    """What became of one entry of the plan."""
 
-    name: str
-    state: SourceState
-    failures: int = 0
-    """Times it crashed, or ended by itself."""
-    error: str | None = None
-    """Why it is not running, or last was not; None if it always was."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentStatus:
-    """The agent at one moment."""
-
-    agent: str
-    boot_ns: int
-    """When this run began, ns since the epoch."""
-    uptime_s: float
-    sources: tuple[SourceStatus, ...]
-    cpu_pct: float | None
-    """CPU time of the whole process over the last second, % of one core."""
-    rss_mb: float | None
-    """Resident memory of the process, 10^6 bytes."""
-    published_bytes_s: float | None
-    """Bytes the broker acknowledged over the last second."""
-    publisher: PublisherStats
-
-
-def backoff_s(failures: int, rng: random.Random) -> float:
-    """Pause before the start after so many failures in a row: doubling, bounded, with jitter."""
-    return float(
-        min(FIRST_BACKOFF_S * 2 ** min(failures - 1, 16), LONGEST_BACKOFF_S) * rng.uniform(0.5, 1)
-    )
-
-
-class Shedder:
-    """Decides from the cost of each second whether to shed a source or to try one again."""
-
-    def __init__(self, config: CostConfig) -> None:
-        self._config = config
-        self._over_s = 0
-        self._under_s = 0
-
-    def observe(self, cpu_pct: float, rss_mb: float) -> Literal["shed", "resume"] | None:
-        """Take the cost of one more second."""
-        over = cpu_pct > self._config.cpu_pct or rss_mb > self._config.rss_mb
-        self._over_s = self._over_s + 1 if over else 0
-        self._under_s = 0 if over else self._under_s + 1
-        if self._over_s >= self._config.patience_s:
-            self._over_s = 0
-            return "shed"
-        if self._under_s >= self._config.resume_s:
-            self._under_s = 0
-            return "resume"
-        return None
-
-
-class Runner:
-    """One source in its thread, started again when it fails."""
-
-    def __init__(self, source: Source, emit: Emit, rng: random.Random) -> None:
-        self.kind = source.name.partition(" ")[0]
-        self._source = source
-        self._emit = emit
-        self._rng = rng
-        self._state: SourceState = "stopped"
-        self._failures = 0
-        self._error: str | None = None
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+    planned: Planned
+    runners: list[Runner] = field(default_factory=list)
+    unavailable: str | None = None
+    """Why there are none."""
 
     @property
-    def status(self) -> SourceStatus:
-        """How the source does; from any thread."""
-        return SourceStatus(
-            name=self._source.name,
-            state=self._state,
-            failures=self._failures,
-            error=self._error,
-        )
+    def refused(self) -> bool:
+        """Whether the machine did not permit it, so that it makes sense to try again."""
+        return self.unavailable is not None or any(runner.refused for runner in self.runners)
 
-    @property
-    def shed(self) -> bool:
-        """Whether it was ended because of its cost."""
-        return self._state == "shed"
-
-    @property
-    def sheddable(self) -> bool:
-        """Whether ending it would save anything."""
-        return self._state in ("running", "backoff")
-
-    def start(self) -> None:
-        """Run the source from now on."""
-        self._stop = threading.Event()
-        self._state = "running"
-        self._thread = threading.Thread(
-            target=self._run, args=(self._stop,), name=self._source.name, daemon=True
-        )
-        self._thread.start()
-
-    def stop(self, state: SourceState = "stopped", error: str | None = None) -> None:
-        """Ask the source to end, without waiting for it."""
-        self._stop.set()
-        if self._state != "unavailable":
-            self._state, self._error = state, error or self._error
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for the end; whether it came."""
-        if self._thread is None:
-            return True
-        self._thread.join(max(timeout_s, 0.0))
-        return not self._thread.is_alive()
-
-    def _run(self, stop: threading.Event) -> None:
-        in_a_row = 0
-        while not stop.is_set():
-            began = time.monotonic()
-            try:
-                self._source.run(self._emit, stop)
-                error = "ended by itself"
-            except PermissionError as refused:
-                self._give_up(refused, stop)
-                return
-            except Exception as crash:  # the other sources must go on
-                logger.exception("Source %s crashed", self._source.name)
-                error = f"{type(crash).__name__}: {crash}"
-            if stop.is_set():
-                return
-            in_a_row = 1 if time.monotonic() - began > HEALTHY_S else in_a_row + 1
-            pause_s = backoff_s(in_a_row, self._rng)
-            self._failures += 1
-            self._state, self._error = "backoff", error
-            logger.warning(
-                "Source %s: %s; starting it again in %.1f s", self._source.name, error, pause_s
-            )
-            if not stop.wait(pause_s):
-                self._state = "running"
-
-    def _give_up(self, refused: PermissionError, stop: threading.Event) -> None:
-        if not stop.is_set():
-            self._state, self._error = "unavailable", str(refused)
-            logger.warning("Source %s is not permitted: %s", self._source.name, refused)
+    def health(self) -> list[SourceHealth]:
+        """How its sources do."""
+        if self.unavailable is None:
+            return [runner.status for runner in self.runners]
+        name, error = self.planned.name, self.unavailable
+        return [SourceHealth(name=name, state="unavailable", failures=0, error=error)]
 
 
 def process_cost() -> tuple[float, float]:
-    """CPU time of this process so far, seconds, and its resident memory, 10^6 bytes."""
+    """CPU time of this process and of its children that ended, seconds; its resident memory, MB."""
     with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 - cheaper than a Path, once a second
         pages = int(statm.read().split()[1])
-    return time.process_time(), pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu_s = sum(used.ru_utime + used.ru_stime for used in usage)
+    return cpu_s, pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 class Agent:
     """Runs sources into a publisher until told to stop.
 
     A source that crashes is started again with backoff while the rest go on. Once a second the
-    cost of the process is measured; above its ceiling for a while, kinds of sources are ended in
-    the order of ``SHED_ORDER``, and tried again after a long time below it.
+    cost of the process is measured and handed to a :class:`Shedder`, and it is looked whether
+    discovery found other servers or ``reload`` was set: then only those sources are ended and
+    started whose inputs the change touches. ``plan`` gives what to run for a configuration.
     """
 
     def __init__(
         self,
         config: CollectorConfig,
         publisher: Publisher,
-        sources: Sequence[Source | Unavailable],
         *,
+        plan: Callable[[CollectorConfig], list[Planned]] = plan,
+        reread: Reread | None = None,
         boot_ns: int | None = None,
         rng: random.Random | None = None,
         cost: Callable[[], tuple[float, float]] = process_cost,
     ) -> None:
-        rng = rng or random.Random()  # noqa: S311 - jitter
+        self.reload = threading.Event()
+        """Set it to have the settings read anew within a second."""
         self._config = config
         self._publisher = publisher
-        self._unavailable = [source for source in sources if isinstance(source, Unavailable)]
-        self._runners = [
-            Runner(source, publisher, rng)
-            for source in sources
-            if not isinstance(source, Unavailable)
-        ]
+        self._plan = plan
+        self._reread = reread
+        self._found: tuple[str, ...] = ()
+        self._followed: tuple[str, ...] = ()
+        self._settings_error: str | None = None
+        self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._host = socket.gethostname()
         self._boot_ns = boot_ns if boot_ns is not None else time.time_ns()
         self._began = time.monotonic()
-        self._cost = cost
+        self._meter = _Meter(cost, publisher)
         self._shedder = Shedder(config.cost)
-        self._cpu_pct: float | None = None
-        self._rss_mb: float | None = None
-        self._bytes_s: float | None = None
+        self._cost: Cost | None = None
+        self._groups: list[_Group] = []
+        self._groups = self._groups_for(config)
+
+    def prepare(self) -> None:
+        """Have the sources open what only a privileged process can."""
+        for runner in self._runners():
+            runner.prepare()
 
     def run(self, stop: threading.Event) -> None:
-        """Run until ``stop`` is set, then end within about a second."""
-        for missing in self._unavailable:
-            logger.warning("Source %s is not available: %s", missing.name, missing.reason)
+        """Run until ``stop`` is set, then end within about a second.
+
+        Raises ValueError when the client library refuses the Kafka settings.
+        """
         self._publisher.start()
-        for runner in self._runners:
+        for runner in self._runners():
             runner.start()
         try:
             self._watch(stop)
         finally:
-            self._end()
+            _end(self._runners())
+            self._publisher.close(FLUSH_S)
 
-    def status(self) -> AgentStatus:
-        """A snapshot; from any thread."""
-        return AgentStatus(
-            agent=self._config.agent,
+    def apply(self, config: CollectorConfig) -> None:
+        """Go on with other settings: sources whose inputs are the same run on untouched.
+
+        Blocks while the sources that go end, at most ``STOP_S``. Raises ValueError, having
+        changed nothing, when a setting is wrong. Those in :data:`FIXED` stay as they are.
+        """
+        config = replace(config, **{name: getattr(self._config, name) for name in FIXED})
+        groups = self._groups_for(config)
+        gone = [group for group in self._groups if group not in groups]
+        new = [group for group in groups if group not in self._groups]
+        _end(runner for group in gone for runner in group.runners)
+        if config.cost != self._config.cost:
+            for kind in self._shedder.shed:
+                self._resume(kind, "the ceilings were changed")
+            self._shedder = Shedder(config.cost)
+        self._config, self._groups = config, groups
+        for kind in set(self._shedder.shed) - {runner.kind for runner in self._runners()}:
+            self._shedder.forget(kind)
+        for runner in (runner for group in new for runner in group.runners):
+            if runner.kind in self._shedder.shed:
+                runner.stop("shed", "its kind is shed")
+            else:
+                runner.start()
+        if gone or new:
+            ended, started = (
+                ", ".join(group.planned.name for group in part) or "nothing" for part in (gone, new)
+            )
+            logger.info("Sources ended: %s; started: %s", ended, started)
+
+    def status(self) -> AgentSample:
+        """How it does now; from any thread."""
+        cost = self._cost
+        dropped = self._publisher.stats().dropped
+        return AgentSample(
+            instance=self._config.agent,
+            source="agent",
+            observed_at_ns=time.time_ns(),
+            host=self._host,
             boot_ns=self._boot_ns,
             uptime_s=time.monotonic() - self._began,
-            sources=(
-                *(runner.status for runner in self._runners),
-                *(
-                    SourceStatus(name=missing.name, state="unavailable", error=missing.reason)
-                    for missing in self._unavailable
-                ),
-            ),
-            cpu_pct=self._cpu_pct,
-            rss_mb=self._rss_mb,
-            published_bytes_s=self._bytes_s,
-            publisher=self._publisher.stats(),
+            cpu_pct=cost.cpu_pct if cost else None,
+            rss_mb=cost.rss_mb if cost else None,
+            published_bytes_s=cost.bytes_s if cost else None,
+            dropped={f"{topic} {reason}": count for (topic, reason), count in dropped.items()},
+            sources=tuple(health for group in self._groups for health in group.health()),
+            settings_error=self._settings_error,
         )
+
+    def _groups_for(self, config: CollectorConfig) -> list[_Group]:
+        """The running groups of which these settings change nothing, and new ones, not started."""
+        discovering = config.discovery.wanted(config.engines)
+        found = self._found if discovering else ()
+        wanted = self._plan(replace(config, engines=config.engines + found))
+        if discovering:
+            inputs = (config.discovery, config.engines)
+            wanted.append(Planned("discovery", inputs, self._discovery, config))
+        running = [group for group in self._groups if not group.refused]
+        return [
+            next((group for group in running if group.planned.same_as(planned)), None)
+            or self._group(planned)
+            for planned in wanted
+        ]
+
+    def _group(self, planned: Planned) -> _Group:
+        try:
+            sources = planned.make()
+        except UnavailableError as error:
+            logger.warning("Source %s is not available: %s", planned.name, error)
+            return _Group(planned, unavailable=str(error))
+        return _Group(planned, [Runner(source, self._publisher, self._rng) for source in sources])
+
+    def _discovery(self, config: CollectorConfig) -> list[DiscoverySource]:
+        return [DiscoverySource(config.discovery, config.engines, self._take_found)]
+
+    def _take_found(self, urls: tuple[str, ...]) -> None:
+        """From the thread of discovery."""
+        self._found = urls
+
+    def _runners(self) -> Iterator[Runner]:
+        return (runner for group in self._groups for runner in group.runners)
 
     def _watch(self, stop: threading.Event) -> None:
-        at, (cpu_s, _) = time.monotonic(), self._cost()
-        sent = self._publisher.stats().bytes
+        told = time.monotonic()
+        self._meter.measure(())
         while not stop.wait(WATCH_S):
-            now, (now_cpu_s, rss_mb) = time.monotonic(), self._cost()
-            now_sent = self._publisher.stats().bytes
-            self._cpu_pct = 100 * (now_cpu_s - cpu_s) / (now - at)
-            self._bytes_s = (now_sent - sent) / (now - at)
-            self._rss_mb = rss_mb
-            at, cpu_s, sent = now, now_cpu_s, now_sent
-            match self._shedder.observe(self._cpu_pct, rss_mb):
-                case "shed":
-                    self._shed()
-                case "resume":
-                    self._resume()
+            self._cost = self._meter.measure(self._runners())
+            self._weigh(self._cost)
+            if self.reload.is_set():
+                self.reload.clear()
+                self._reload()
+            elif self._found != self._followed:
+                self._try(self._config)
+            if time.monotonic() - told >= HEALTH_S:
+                told = time.monotonic()
+                sample = self.status()
+                self._publisher.sample(TELEMETRY_AGENTS, sample)
+                self._publisher.watermark(TELEMETRY_AGENTS, sample.instance, sample.observed_at_ns)
 
-    def _shed(self) -> None:
-        kinds = {runner.kind for runner in self._runners if runner.sheddable}
-        dearest = next((kind for kind in SHED_ORDER if kind in kinds), None)
-        cost = f"{self._cpu_pct:.1f} % of a core and {self._rss_mb:.0f} MB"
-        if dearest is None or len(kinds) < 2:
-            logger.warning("The agent takes %s, and nothing more can be shed", cost)
+    def _reload(self) -> None:
+        if self._reread is None:
             return
-        logger.warning("The agent takes %s: shedding %s", cost, dearest)
-        for runner in self._runners:
-            if runner.kind == dearest and runner.sheddable:
-                runner.stop("shed", f"shed while the agent took {cost}")
+        try:
+            config, others = self._reread()
+        except (ValueError, OSError) as error:
+            self._refuse(error)
+            return
+        changed = [name for name in FIXED if getattr(config, name) != getattr(self._config, name)]
+        if self._try(config):
+            self._settings_error = None
+            logger.warning("Settings were read again and are in force")
+        if changed or others:
+            self._refuse(f"only a restart changes {', '.join((*changed, *others))}")
 
-    def _resume(self) -> None:
-        kinds = {runner.kind for runner in self._runners if runner.shed}
-        cheapest = next((kind for kind in reversed(SHED_ORDER) if kind in kinds), None)
-        for runner in self._runners:
-            if runner.kind == cheapest and runner.shed and runner.join(0):
-                logger.info("Trying %s again", cheapest)
+    def _try(self, config: CollectorConfig) -> bool:
+        self._followed = self._found
+        try:
+            self.apply(config)
+        except ValueError as error:
+            self._refuse(error)
+            return False
+        return True
+
+    def _refuse(self, error: Exception | str) -> None:
+        self._settings_error = str(error)[:LONGEST_ERROR]
+        logger.error("Settings stay as they were: %s", error)
+
+    def _weigh(self, cost: Cost) -> None:
+        kinds: dict[str, Share] = {}
+        for runner in self._runners():
+            if runner.sheddable:
+                kinds[runner.kind] = kinds.get(runner.kind, NOTHING) + runner.share
+        match self._shedder.observe(cost, kinds):
+            case Decision(action="shed", kind=str(kind), reason=reason):
+                self._shed(kind, reason)
+            case Decision(action="resume", kind=str(kind), reason=reason):
+                self._resume(kind, reason)
+            case Decision(reason=reason):
+                logger.warning("The agent takes %s, and nothing more can be shed", reason)
+
+    def _shed(self, kind: str, reason: str) -> None:
+        logger.warning("Shedding %s: %s", kind, reason)
+        runners = [runner for runner in self._runners() if runner.kind == kind]
+        _end(runners, "shed", f"shed when {reason}")
+        _give_memory_back()
+
+    def _resume(self, kind: str, reason: str) -> None:
+        logger.warning("Trying %s again: %s", kind, reason)
+        for runner in self._runners():
+            if runner.kind == kind and runner.shed:
                 runner.start()
 
-    def _end(self) -> None:
-        deadline = time.monotonic() + STOP_S
-        for runner in self._runners:
-            runner.stop()
-        for runner in self._runners:
-            if not runner.join(deadline - time.monotonic()):
-                logger.warning("Source %s did not end in time", runner.status.name)
-        self._publisher.close(FLUSH_S)
 
+class _Meter:
+    """Measures what the agent and each source took since the last time."""
 
-def build_sources(config: CollectorConfig) -> list[Source | Unavailable]:
-    """The enabled sources, with those that this machine does not permit as :class:`Unavailable`.
+    def __init__(self, cost: Callable[[], tuple[float, float]], publisher: Publisher) -> None:
+        self._process_cost = cost
+        self._publisher = publisher
+        self._threads = ThreadClock()
+        self._at, self._cpu_s, self._bytes = time.monotonic(), 0.0, 0
 
-    Raises ValueError naming an engine's URL that is wrong.
-    """
-    builders: dict[SourceName, Callable[[CollectorConfig], Sequence[Source]]] = {
-        "engine": _engine_sources,
-        "host": _host_source,
-        "network": _network_source,
-        "xpu": _xpu_source,
-    }
-    sources: list[Source | Unavailable] = []
-    for name in dict.fromkeys(config.sources):
-        try:
-            sources += builders[name](config)
-        except UnavailableError as error:
-            sources.append(Unavailable(name, str(error)))
-        except ImportError as error:
-            sources.append(
-                Unavailable(name, f"{error}; install the extra latencyprism[collectors]")
-            )
-    return sources
-
-
-def _engine_sources(config: CollectorConfig) -> Sequence[Source]:
-    return [EngineSource(url, config.engine) for url in dict.fromkeys(config.engines)]
-
-
-def _host_source(config: CollectorConfig) -> Sequence[Source]:
-    return [HostSource(config.engines, config.host)]
-
-
-def _network_source(config: CollectorConfig) -> Sequence[Source]:
-    from latencyprism.collectors.network.source import NetworkSource
-
-    if not may_capture():
-        raise UnavailableError(
-            "capturing packets needs CAP_NET_RAW; run as root, or give the capability to the "
-            "service (AmbientCapabilities=CAP_NET_RAW, or setcap cap_net_raw+ep on the interpreter)"
+    def measure(self, runners: Iterable[Runner]) -> Cost:
+        now, (cpu_s, rss_mb) = time.monotonic(), self._process_cost()
+        published = self._publisher.stats().bytes
+        spent_s, interval_s = self._threads.spent_s(), max(now - self._at, 1e-3)
+        for runner in runners:
+            runner.measure(spent_s, interval_s)
+        cost = Cost(
+            cpu_pct=100 * (cpu_s - self._cpu_s) / interval_s,
+            rss_mb=rss_mb,
+            bytes_s=(published - self._bytes) / interval_s,
         )
-    return [NetworkSource(config.engines, config.network)] if config.engines else []
+        self._at, self._cpu_s, self._bytes = now, cpu_s, published
+        return cost
 
 
-def _xpu_source(config: CollectorConfig) -> Sequence[Source]:
-    from latencyprism.collectors.xpu import source
+def _end(
+    runners: Iterable[Runner], state: SourceState = "stopped", error: str | None = None
+) -> None:
+    """End sources side by side, within ``STOP_S``."""
+    ending = list(runners)
+    deadline = time.monotonic() + STOP_S
+    for runner in ending:
+        runner.stop(state, error)
+    for runner in ending:
+        if not runner.join(deadline - time.monotonic()):
+            logger.warning("Source %s did not end in time", runner.name)
 
-    reason = source.unavailable()
-    if reason is not None:
-        raise UnavailableError(reason)
-    return [source.XpuSource(config.engines, config.xpu)]
 
-
-def may_capture() -> bool:
-    """Whether this process may open a packet socket."""
-    try:
-        socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0).close()
-    except OSError:
-        return False
-    return True
+def _give_memory_back() -> None:
+    """Return freed memory to the system where the C library can, so that it shows."""
+    gc.collect()
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """Set ``stop`` on SIGTERM and SIGINT; outside the main thread, where handlers can't be, not."""
+def set_by_signals(events: Mapping[int, threading.Event]) -> Iterator[None]:
+    """Set an event on its signal; outside the main thread, where handlers can't be, not."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGTERM, signal.SIGINT)
 
-    def handle(*_: object) -> None:
+    def handle(number: int, _: object) -> None:
         # From another thread: this one may hold the event's lock, which is not reentrant.
-        threading.Thread(target=stop.set).start()
+        threading.Thread(target=events[number].set).start()
 
-    before = [signal.signal(number, handle) for number in numbers]
+    before = {number: signal.signal(number, handle) for number in events}
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
@@ -401,13 +355,17 @@ def run_agent(
     kafka: KafkaConfig,
     registry: SchemaRegistry | None = None,
     *,
+    reread: Callable[[], tuple[CollectorConfig, KafkaConfig]] | None = None,
     stop: threading.Event | None = None,
     observe: Callable[[Agent], None] | None = None,
 ) -> None:
     """Collect and publish until SIGTERM, SIGINT, or ``stop``; blocks.
 
-    ``observe`` is called once with the agent before it runs, to show its status from elsewhere.
-    Raises ValueError for an engine's URL or a Kafka setting that is wrong.
+    ``reread`` reads the settings anew on SIGHUP; it raises ValueError or OSError for settings
+    that cannot be used, and the old ones stay in force. ``observe`` is called once with the agent
+    before it runs, with what was to be opened open and the privileges given up, to show its status
+    from elsewhere. Raises ValueError for an engine's URL or a Kafka setting that is wrong,
+    :class:`~latencyprism.collectors.privileges.PrivilegesError` when they cannot be given up.
     """
     stop = stop or threading.Event()
     boot_ns = time.time_ns()
@@ -418,8 +376,43 @@ def run_agent(
         kafka=kafka,
         registry=registry,
     )
-    agent = Agent(config, publisher, build_sources(config), boot_ns=boot_ns)
+
+    def stacks(config: CollectorConfig) -> Sequence[Source]:
+        from latencyprism.collectors.stacks.alerts import KafkaAlerts
+        from latencyprism.collectors.stacks.source import StacksSource
+
+        alerts = partial(KafkaAlerts, kafka, registry)
+        return [StacksSource(config.engines, config.stacks, alerts)]
+
+    def settings() -> tuple[CollectorConfig, Collection[str]]:
+        assert reread is not None
+        changed, changed_kafka = reread()
+        return changed, ("kafka",) if changed_kafka != kafka else ()
+
+    agent = Agent(
+        config,
+        publisher,
+        plan=partial(plan, builders=BUILDERS | {"stacks": stacks}),
+        reread=settings if reread is not None else None,
+        boot_ns=boot_ns,
+    )
+    agent.prepare()
+    if config.privileges.user:
+        _drop_privileges(config)
     if observe is not None:
         observe(agent)
-    with stopped_by_signals(stop):
+    events: dict[int, threading.Event] = {signal.SIGTERM: stop, signal.SIGINT: stop}
+    if reread is not None:
+        events[signal.SIGHUP] = agent.reload
+    with set_by_signals(events):
         agent.run(stop)
+
+
+def _drop_privileges(config: CollectorConfig) -> None:
+    user, keep = config.privileges.user, config.privileges.keep
+    if keep is None:
+        discovering = config.discovery.wanted(config.engines)
+        keep = tuple(sorted(needed(config.sources, discovery=discovering)))
+    # py-spy is a program of its own.
+    drop(user, keep=keep, inherit=NEEDED["stacks"] if "stacks" in config.sources else ())
+    logger.warning("Runs as %s from now on, with %s", user, ", ".join(keep) or "no capability")

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from latencyprism.collectors.agent import may_capture
+from latencyprism.collectors.catalogue import may_capture
 from latencyprism.collectors.host.clock import clock_error
 from latencyprism.collectors.host.tcp import TcpProbe
 

@@ -60,7 +60,9 @@ class Publisher(Emit, Protocol):
     """An :class:`Emit` with a life of its own."""
 
     def start(self) -> None:
-        """Begin to publish; does not wait for the broker."""
+        """Begin to publish; does not wait for the broker. Raises ValueError when the client library
+        refuses the configuration.
+        """
 
     def close(self, timeout_s: float) -> None:
         """Publish what is held for at most ``timeout_s``, count the rest as dropped, and end."""
@@ -146,7 +148,7 @@ class KafkaPublisher(BufferedPublisher):
 
     While the broker is away, messages wait in a bounded backlog, the oldest of which gives way.
     The order of a key's messages is kept; a message may arrive twice when an acknowledgement was
-    lost. Raises ValueError when the client library refuses the configuration.
+    lost.
     """
 
     def __init__(
@@ -159,6 +161,8 @@ class KafkaPublisher(BufferedPublisher):
         registry: SchemaRegistry | None = None,
     ) -> None:
         super().__init__(agent=agent, boot_ns=boot_ns, config=config)
+        self._agent = agent
+        self._config = config
         self._kafka = kafka
         self._codec = Codec(registry, prefix=kafka.prefix)
         self._ready: set[str] = set()
@@ -172,19 +176,26 @@ class KafkaPublisher(BufferedPublisher):
         self._stop = threading.Event()
         self._deadline = 0.0
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    def start(self) -> None:
+        """See :meth:`Publisher.start`; the client library starts its threads here."""
+        self._producer = self._connected()
+        self._thread.start()
+
+    def _connected(self) -> Producer:
         try:
-            self._producer = Producer(
+            return Producer(
                 # Its own log repeats with every attempt to connect; the callback tells errors once.
                 {"error_cb": self._client_error, "log_level": 2}
-                | kafka.librdkafka(
-                    client_id=f"latencyprism-{agent}",
+                | self._kafka.librdkafka(
+                    client_id=f"latencyprism-{self._agent}",
                     acks="all",
                     # Order without idempotence, which not every broker knows; packs are few.
                     max_in_flight_requests_per_connection=1,
                     # The hash of the Java client, so that all producers agree on the partition.
                     partitioner="murmur2_random",
                     compression_type="lz4",
-                    message_timeout_ms=int(config.delivery_timeout_s * 1000),
+                    message_timeout_ms=int(self._config.delivery_timeout_s * 1000),
                     queue_buffering_max_messages=2 * IN_FLIGHT,
                     queue_buffering_max_kbytes=2 * IN_FLIGHT * MESSAGE_BYTES // 1024,
                     reconnect_backoff_max_ms=2000,
@@ -194,10 +205,6 @@ class KafkaPublisher(BufferedPublisher):
             )
         except KafkaException as error:
             raise ValueError(f"Kafka client configuration: {error.args[0].str()}") from error
-
-    def start(self) -> None:
-        """See :meth:`Publisher.start`."""
-        self._thread.start()
 
     def close(self, timeout_s: float) -> None:
         """See :meth:`Publisher.close`."""

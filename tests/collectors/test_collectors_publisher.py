@@ -300,14 +300,15 @@ def test_samples_wait_for_the_schema_registry(
     assert registry.registered == {"prism.telemetry.host-value": "HostSamplePack"}
 
 
-def test_wrong_client_configuration_is_told_at_once() -> None:
+def test_wrong_client_configuration_is_told_at_the_start() -> None:
+    publisher = KafkaPublisher(
+        agent="agent",
+        boot_ns=1,
+        config=PublishConfig(),
+        kafka=KafkaConfig(bootstrap="h:1", security_protocol="SSL", ssl_ca="/nowhere.pem"),
+    )
     with pytest.raises(ValueError, match=r"Kafka client configuration: .*ssl\.ca\.location"):
-        KafkaPublisher(
-            agent="agent",
-            boot_ns=1,
-            config=PublishConfig(),
-            kafka=KafkaConfig(bootstrap="h:1", security_protocol="SSL", ssl_ca="/nowhere.pem"),
-        )
+        publisher.start()
 
 
 def test_real_broker_takes_the_packs(kafka: KafkaConfig) -> None:

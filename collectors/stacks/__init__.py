@@ -1,0 +1,1 @@
+"""Call stacks of a server's Python processes, on demand."""

@@ -1,0 +1,94 @@
+"""The stacks source: when an alert fires, what the server's Python processes were doing."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from latencyprism.collectors.host.source import local_servers
+from latencyprism.collectors.source import Emit
+from latencyprism.collectors.stacks.alerts import Alerts
+from latencyprism.collectors.stacks.config import StacksConfig
+from latencyprism.collectors.stacks.profile import processes_of, take_profiles
+from latencyprism.collectors.stacks.pyspy import program
+from latencyprism.schemas.records import Alert
+from latencyprism.schemas.topics import TELEMETRY_STACKS
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.4
+LATE_S = 60.0
+"""An alert that fired longer ago is passed over: what the processes do now is another matter."""
+
+
+class StacksSource:
+    """Takes stacks of a server's processes when an alert of it fires.
+
+    At most once in ``pause_s`` an instance, one instance at a time. ``alerts`` opens what tells of
+    them; ``processes`` gives those of the server at a port.
+    """
+
+    name = "stacks"
+
+    def __init__(
+        self,
+        engines: Sequence[str],
+        config: StacksConfig,
+        alerts: Callable[[], Alerts],
+        *,
+        processes: Callable[[int], Mapping[int, str]] = processes_of,
+        wall_ns: Callable[[], int] = time.time_ns,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engines = engines
+        self._config = config
+        self._alerts = alerts
+        self._processes = processes
+        self._wall_ns = wall_ns
+        self._monotonic_s = monotonic_s
+        self._counts: Counter[str] = Counter()
+        self._taken_s: dict[str, float] = {}
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """See :class:`~latencyprism.collectors.source.Counting`."""
+        return dict(self._counts)
+
+    def run(self, emit: Emit, stop: threading.Event) -> None:
+        """See :meth:`Source.run`. Raises UnavailableError without py-spy."""
+        program(self._config)
+        ports = dict(local_servers(self._engines))
+        alerts = self._alerts()
+        try:
+            while not stop.is_set():
+                for alert in alerts.poll(POLL_S):
+                    if self._wanted(alert, ports):
+                        self._take(alert, ports[alert.instance], emit, stop)
+        finally:
+            alerts.close()
+
+    def _wanted(self, alert: Alert, ports: Mapping[str, int]) -> bool:
+        if alert.state != "firing" or alert.instance not in ports:
+            return False
+        if self._wall_ns() - alert.fired_ns > LATE_S * 1e9:
+            self._counts["late"] += 1
+            return False
+        before_s = self._taken_s.get(alert.instance)
+        if before_s is not None and self._monotonic_s() - before_s < self._config.pause_s:
+            self._counts["too soon"] += 1
+            return False
+        return True
+
+    def _take(self, alert: Alert, port: int, emit: Emit, stop: threading.Event) -> None:
+        self._taken_s[alert.instance] = self._monotonic_s()
+        processes = self._processes(port)
+        if not processes:
+            self._counts["no process"] += 1
+            logger.warning("No process of %s can be seen, so no stacks of it", alert.instance)
+        for profile in take_profiles(
+            alert.instance, processes, self._config, alert=alert, stop=stop
+        ):
+            self._counts["failed" if profile.error else "profiles"] += 1
+            emit.sample(TELEMETRY_STACKS, profile)
+            emit.watermark(TELEMETRY_STACKS, profile.instance, profile.observed_at_ns)

@@ -32,7 +32,9 @@ logger = logging.getLogger(__name__)
 
 WATCH_S = 1.0
 HEALTH_S = 2.0
-"""How often the agent tells how it does."""
+"""How often the agent publishes how it does."""
+LOG_S = 60.0
+"""How often it says so in the log."""
 STOP_S = 0.5
 """How long sources may take to end; the contract of :meth:`Source.run`."""
 FLUSH_S = 0.4
@@ -113,6 +115,7 @@ class Agent:
         self._meter = _Meter(cost, publisher)
         self._shedder = Shedder(config.cost)
         self._cost: Cost | None = None
+        self._refusals: set[str] = set()
         self._groups: list[_Group] = []
         self._groups = self._groups_for(config)
 
@@ -158,11 +161,11 @@ class Agent:
                 runner.stop("shed", "its kind is shed")
             else:
                 runner.start()
-        if gone or new:
-            ended, started = (
-                ", ".join(group.planned.name for group in part) or "nothing" for part in (gone, new)
-            )
-            logger.info("Sources ended: %s; started: %s", ended, started)
+        ended, started = (
+            ", ".join(runner.name for group in part for runner in group.runners) or "none"
+            for part in (gone, new)
+        )
+        logger.info("Sources ended: %s; started: %s", ended, started)
 
     def status(self) -> AgentSample:
         """How it does now; from any thread."""
@@ -202,7 +205,9 @@ class Agent:
         try:
             sources = planned.make()
         except UnavailableError as error:
-            logger.warning("Source %s is not available: %s", planned.name, error)
+            if str(error) not in self._refusals:
+                self._refusals.add(str(error))
+                logger.warning("Source %s is not available: %s", planned.name, error)
             return _Group(planned, unavailable=str(error))
         return _Group(planned, [Runner(source, self._publisher, self._rng) for source in sources])
 
@@ -217,8 +222,9 @@ class Agent:
         return (runner for group in self._groups for runner in group.runners)
 
     def _watch(self, stop: threading.Event) -> None:
-        told = time.monotonic()
+        told = logged = time.monotonic()
         self._meter.measure(())
+        logger.info("Sources: %s", _words(self.status()))
         while not stop.wait(WATCH_S):
             self._cost = self._meter.measure(self._runners())
             self._weigh(self._cost)
@@ -227,11 +233,15 @@ class Agent:
                 self._reload()
             elif self._found != self._followed:
                 self._try(self._config)
-            if time.monotonic() - told >= HEALTH_S:
-                told = time.monotonic()
+            now = time.monotonic()
+            if now - told >= HEALTH_S:
+                told = now
                 sample = self.status()
                 self._publisher.sample(TELEMETRY_AGENTS, sample)
                 self._publisher.watermark(TELEMETRY_AGENTS, sample.instance, sample.observed_at_ns)
+            if now - logged >= LOG_S:
+                logged = now
+                logger.info("The agent takes %s; %s", self._cost, _words(self.status()))
 
     def _reload(self) -> None:
         if self._reread is None:
@@ -244,7 +254,7 @@ class Agent:
         changed = [name for name in FIXED if getattr(config, name) != getattr(self._config, name)]
         if self._try(config):
             self._settings_error = None
-            logger.warning("Settings were read again and are in force")
+            logger.info("Settings were read again and are in force")
         if changed or others:
             self._refuse(f"only a restart changes {', '.join((*changed, *others))}")
 
@@ -311,6 +321,15 @@ class _Meter:
         return cost
 
 
+def _words(sample: AgentSample) -> str:
+    """The sources and what was dropped, for a log."""
+    by_state: dict[str, list[str]] = {}
+    for source in sample.sources:
+        by_state.setdefault(source.state, []).append(source.name)
+    states = "; ".join(f"{state}: {', '.join(names)}" for state, names in by_state.items())
+    return f"{states or 'none'}; {sum(sample.dropped.values())} samples dropped"
+
+
 def _end(
     runners: Iterable[Runner], state: SourceState = "stopped", error: str | None = None
 ) -> None:
@@ -363,9 +382,11 @@ def run_agent(
 
     ``reread`` reads the settings anew on SIGHUP; it raises ValueError or OSError for settings
     that cannot be used, and the old ones stay in force. ``observe`` is called once with the agent
-    before it runs, with what was to be opened open and the privileges given up, to show its status
-    from elsewhere. Raises ValueError for an engine's URL or a Kafka setting that is wrong,
-    :class:`~latencyprism.collectors.privileges.PrivilegesError` when they cannot be given up.
+    before it runs and gives its privileges up, to show its status from elsewhere.
+
+    Raises ValueError for an engine's URL or a Kafka setting that is wrong, and
+    :class:`~latencyprism.collectors.privileges.PrivilegesError` for privileges that cannot be
+    given up.
     """
     stop = stop or threading.Event()
     boot_ns = time.time_ns()
@@ -397,10 +418,10 @@ def run_agent(
         boot_ns=boot_ns,
     )
     agent.prepare()
-    if config.privileges.user:
-        _drop_privileges(config)
     if observe is not None:
         observe(agent)
+    if config.privileges.user:
+        _drop_privileges(config)
     events: dict[int, threading.Event] = {signal.SIGTERM: stop, signal.SIGINT: stop}
     if reread is not None:
         events[signal.SIGHUP] = agent.reload
@@ -415,4 +436,4 @@ def _drop_privileges(config: CollectorConfig) -> None:
         keep = tuple(sorted(needed(config.sources, discovery=discovering)))
     # py-spy is a program of its own.
     drop(user, keep=keep, inherit=NEEDED["stacks"] if "stacks" in config.sources else ())
-    logger.warning("Runs as %s from now on, with %s", user, ", ".join(keep) or "no capability")
+    logger.info("Runs as %s from now on, with %s", user, ", ".join(keep) or "no capability")

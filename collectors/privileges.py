@@ -39,6 +39,8 @@ NEEDED: Mapping[SourceName, tuple[Capability, ...]] = MappingProxyType(
 """What a source uses while it runs, where that is anything."""
 DISCOVERY_NEEDS: tuple[Capability, ...] = ("CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE")
 
+PR_SET_PDEATHSIG = 1
+PR_GET_PDEATHSIG = 2
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
 PR_SET_NO_NEW_PRIVS = 38
@@ -89,7 +91,8 @@ def drop(user: str, *, keep: Iterable[Capability], inherit: Iterable[Capability]
     """Become ``user`` (a name or a number) for good, with no capabilities but ``keep``.
 
     Those of ``keep`` that this process does not have are passed over. ``inherit`` are kept by
-    programs that it starts, too. No program can gain any privilege afterwards (no_new_privs).
+    programs that it starts, too. No program can gain any privilege afterwards (no_new_privs). What
+    signal this process gets when its parent ends stays as it is.
     Raises :class:`PrivilegesError` when there is no such user, when other threads already run,
     or when the kernel refuses a step; the process should end then.
     """
@@ -100,7 +103,9 @@ def drop(user: str, *, keep: Iterable[Capability], inherit: Iterable[Capability]
     if len(threads) > 1:
         raise PrivilegesError(f"{len(threads)} threads run, and each would keep its capabilities")
     kept = permitted() & set(keep)
+    death_signal = ctypes.c_int()
     try:
+        _prctl(PR_GET_PDEATHSIG, ctypes.addressof(death_signal))
         _prctl(PR_SET_KEEPCAPS, 1)
         if os.geteuid() == 0:
             os.setgroups(groups)
@@ -111,8 +116,10 @@ def drop(user: str, *, keep: Iterable[Capability], inherit: Iterable[Capability]
         for name in kept & set(inherit):
             _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, BITS[name])
         _prctl(PR_SET_NO_NEW_PRIVS, 1)
-        # Changing the user gave /proc/self to root. Only who has the same capabilities can look in.
+        # Both are lost with the user: /proc/self belonged to root now, and the parent could leave
+        # this process behind.
         _prctl(PR_SET_DUMPABLE, 1)
+        _prctl(PR_SET_PDEATHSIG, death_signal.value)
     except OSError as error:
         raise PrivilegesError(f"could not become {user!r}: {error}") from error
 

@@ -4,6 +4,7 @@ import json
 import logging
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,8 +17,10 @@ from rich.text import Text
 
 from latencyprism import __version__
 from latencyprism.children import die_with_parent
+from latencyprism.collectors.config import CollectorConfig
 from latencyprism.rows import rows_of
 from latencyprism.schemas.codec import registry_for
+from latencyprism.schemas.connection import KafkaConfig
 from latencyprism.settings import Settings, dump, load
 
 app = typer.Typer(
@@ -327,17 +330,37 @@ def version() -> None:
 
 
 @app.command()
-def collect(context: typer.Context, ready: Ready = None, parent: Parent = None) -> None:
-    """Run the collectors of this host (a role)."""
+def collect(
+    context: typer.Context,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="URL of a server to watch; repeatable. Looks for servers without."),
+    ] = None,
+    ready: Ready = None,
+    parent: Parent = None,
+) -> None:
+    """Run the collectors of this host (a role); SIGHUP has the settings read again."""
     from latencyprism.collectors.agent import run_agent
 
     _role(parent)
+    logging.getLogger("latencyprism.collectors").setLevel(logging.INFO)
+    options = context.find_root().params
+
+    def collectors(settings: Settings) -> CollectorConfig:
+        engines = tuple(engine or settings.collectors.engines)
+        return replace(settings.collectors, engines=engines)
+
+    def reread() -> tuple[CollectorConfig, KafkaConfig]:
+        settings = load(options["config"], options["override"] or ())
+        return collectors(settings), settings.kafka
+
     settings: Settings = context.obj
     announce = _announce(ready)
     run_agent(
-        settings.collectors,
+        collectors(settings),
         settings.kafka,
         registry_for(settings.kafka),
+        reread=reread,
         observe=lambda _: announce(),
     )
 

@@ -15,7 +15,6 @@ from latencyprism.collectors.discovery.config import DiscoveryConfig
 from latencyprism.collectors.discovery.probe import Answer, probe
 from latencyprism.collectors.discovery.sockets import (
     Listener,
-    Process,
     held,
     listeners,
     own_name,
@@ -44,6 +43,8 @@ class _Candidate:
     """A listening socket of a program that is known."""
 
     listener: Listener
+    program: int
+    """Process id of the program."""
     answer: Answer = "later"
     due_s: float = 0.0
     pause_s: float = FIRST_RETRY_S
@@ -88,8 +89,10 @@ class Discovery:
         if there.keys() != self._inodes:
             self._inodes = frozenset(there)
             self._find(there)
+        answering = {c.program for c in self._candidates.values() if c.answer == "yes"}
         for candidate in self._candidates.values():
-            if candidate.answer == "later" and candidate.due_s <= now_s:
+            asking = candidate.answer == "later" and candidate.due_s <= now_s
+            if asking and candidate.program not in answering:
                 self._question(candidate, now_s)
             if candidate.answer == "yes":
                 self._seen_s[self._url(candidate.listener)] = now_s
@@ -107,38 +110,39 @@ class Discovery:
             for inode, listener in there.items()
             if listener.port not in self._known_ports
         }
-        found = {
-            listener.inode: listener
-            for process in self._servers()
-            for listener in self._ports(process, listening)
-        }
         self._candidates = {
-            inode: self._candidates.get(inode) or _Candidate(listener)
-            for inode, listener in found.items()
+            listener.inode: self._candidates.get(listener.inode) or _Candidate(listener, pid)
+            for pid, command, family in self._programs_running()
+            for listener in self._ports(command, family, listening)
         }
 
-    def _servers(self) -> Iterator[Process]:
-        """Known programs and what they started, with the command line of the known one."""
+    def _programs_running(self) -> Iterator[tuple[int, str, list[int]]]:
+        """Known programs: process id, command line, and they with all processes below them."""
         children: dict[int, list[int]] = {}
-        known: list[Process] = []
+        known: dict[int, str] = {}
         for process in processes(self._proc):
             children.setdefault(process.parent, []).append(process.pid)
             if self._programs.search(process.command):
-                known.append(process)
-        for program in known:
-            below = [program.pid]
-            for pid in below:
-                yield Process(pid, program.pid, program.command)
-                below += children.get(pid, ())
+                known[process.pid] = process.command
+        for program, command in known.items():
+            family = [program]
+            for pid in family:
+                family += children.get(pid, ())
+            yield program, command, family
 
-    def _ports(self, process: Process, listening: Mapping[int, Listener]) -> Iterable[Listener]:
-        named = {int(port) for match in _PORT.findall(process.command) for port in match if port}
-        inodes = held(self._proc, process.pid)
-        if inodes is None:
-            self.counts["not permitted"] += 1
-            own = [listener for listener in listening.values() if listener.port in named]
-        else:
-            own = [listening[inode] for inode in inodes & listening.keys()]
+    def _ports(
+        self, command: str, family: Iterable[int], listening: Mapping[int, Listener]
+    ) -> Iterable[Listener]:
+        """Where a program may serve HTTP; its processes talk among each other on ports, too."""
+        named = {int(port) for match in _PORT.findall(command) for port in match if port}
+        inodes: set[int] = set()
+        for pid in family:
+            held_by_it = held(self._proc, pid)
+            if held_by_it is None:
+                self.counts["not permitted"] += 1
+                return [listener for listener in listening.values() if listener.port in named]
+            inodes |= held_by_it
+        own = [listening[inode] for inode in inodes & listening.keys()]
         for ports in (named, USUAL_PORTS):
             if sure := [listener for listener in own if listener.port in ports]:
                 return sure
@@ -193,7 +197,7 @@ class DiscoverySource:
         while not stop.is_set():
             servers = self._discovery.look(time.monotonic())
             if servers != self._servers:
-                logger.warning("Inference servers found: %s", ", ".join(servers) or "none")
+                logger.info("Inference servers found: %s", ", ".join(servers) or "none")
                 self._servers = servers
                 self._found(servers)
             stop.wait(self._config.interval_s)

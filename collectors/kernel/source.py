@@ -1,0 +1,176 @@
+"""The kernel source: a thread that attaches the probes, follows the servers and reads the maps."""
+
+import errno
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from latencyprism.collectors.host.files import Files
+from latencyprism.collectors.host.source import targets
+from latencyprism.collectors.kernel import btf
+from latencyprism.collectors.kernel.arch import this_arch
+from latencyprism.collectors.kernel.bpf import Kernel, kernel_version
+from latencyprism.collectors.kernel.config import KernelConfig
+from latencyprism.collectors.kernel.servers import Servers
+from latencyprism.collectors.kernel.tiers import TIERS, Setup, Tier
+from latencyprism.collectors.kernel.versions import Versions
+from latencyprism.collectors.kernel.watch import SOURCE, Watch
+from latencyprism.collectors.source import Emit, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+OLDEST_KERNEL: Final = (5, 8)
+"""The first with CAP_BPF, CAP_PERFMON, the ring buffer and all helpers that are used."""
+INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
+"""PROC_PID_INIT_INO: the numbers of processes as the kernel, and so a program, knows them."""
+TICK_S: Final = 0.05
+
+
+def unavailable(config: KernelConfig) -> str | None:
+    """Why this machine does not permit the source, and what to do; None when it may."""
+    version = kernel_version()
+    if version < OLDEST_KERNEL:
+        return (
+            f"kernel probes need Linux {'.'.join(map(str, OLDEST_KERNEL))} or newer, this is "
+            f"{'.'.join(map(str, version))}"
+        )
+    try:
+        this_arch()
+    except UnavailableError as error:
+        return str(error)
+    try:
+        namespace = os.readlink(Path(config.proc, "1/ns/pid"))  # noqa: PTH115 - the text is wanted
+    except OSError:
+        namespace = INITIAL_PID_NAMESPACE  # may not be read; the capabilities will tell
+    if namespace != INITIAL_PID_NAMESPACE:
+        return (
+            f"{config.proc} shows the processes of a container, the kernel counts those of the "
+            "machine: share the host's pid namespace, or mount its /proc and set proc to it"
+        )
+    return None
+
+
+class KernelSource:
+    """Watches the servers of the base URLs on this machine by probes in the kernel."""
+
+    name = SOURCE
+
+    def __init__(
+        self,
+        engines: Sequence[str],
+        config: KernelConfig,
+        *,
+        host: str | None = None,
+        wall_ns: Callable[[], int] = time.time_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._engines = tuple(engines)
+        self._config = config
+        self._host = host or socket.gethostname()
+        self._wall_ns = wall_ns
+        self._monotonic_ns = monotonic_ns
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """See :meth:`Counting.counts`."""
+        return dict(self._counts)
+
+    def run(self, emit: Emit, stop: threading.Event) -> None:
+        """See :meth:`Source.run`; waits for ``stop`` when there is no server to look for.
+
+        Raises UnavailableError when this machine refuses every tier.
+        """
+        servers = targets(self._engines)
+        if not servers:
+            stop.wait()
+            return
+        reason = unavailable(self._config)
+        if reason is not None:
+            raise UnavailableError(reason)
+        arch = this_arch()
+        with ExitStack() as stack:
+            files = Files(self._config.proc, self._config.sys)
+            stack.callback(files.close)
+            setup = Setup(
+                kernel=Kernel(arch, self._config.sys),
+                arch=arch,
+                btf=cache(self._read_btf),
+                files=files,
+                config=self._config,
+                instances=tuple(dict.fromkeys(server.instance for server in servers)),
+                counts=self._counts,
+            )
+            tiers = open_tiers(setup)
+            for tier in tiers:
+                stack.callback(tier.close)
+            if self._config.measure:
+                stack.callback(setup.kernel.count_runtime().close)
+            found = Servers(files, servers)
+            stack.callback(found.close)
+            watch = Watch(
+                tiers,
+                found,
+                Versions(self._engines, self._config.vllm_version, stop),
+                setup,
+                host=self._host,
+                wall_ns=self._wall_ns,
+                monotonic_ns=self._monotonic_ns,
+            )
+            while not stop.is_set():
+                watch.tick(emit)
+                stop.wait(TICK_S)
+
+    def _read_btf(self) -> btf.Btf:
+        return btf.Btf(Path(self._config.sys, btf.VMLINUX).read_bytes())
+
+
+def open_tiers(setup: Setup) -> list[Tier]:
+    """The tiers of the settings that this kernel permits; the others are logged and counted.
+
+    Raises UnavailableError saying why when it permits none.
+    """
+    tiers: list[Tier] = []
+    reasons = []
+    for name in dict.fromkeys(setup.config.tiers):
+        try:
+            tiers.append(TIERS[name](setup))
+        except (OSError, btf.BtfError) as refused:
+            reason = f"{name}: {explain(refused)}"
+            setup.counts[f"{name} refused"] += 1
+            logger.warning("Kernel probes of tier %s", reason)
+            reasons.append(reason)
+        except BaseException:
+            for tier in tiers:
+                tier.close()
+            raise
+    if not tiers:
+        raise UnavailableError("; ".join(reasons) or "no tier of kernel probes is enabled")
+    return tiers
+
+
+def explain(refused: Exception) -> str:
+    """Why a tier can't be had, and what to do."""
+    number = refused.errno if isinstance(refused, OSError) else None
+    if number == errno.EPERM:
+        advice = (
+            "give CAP_BPF and CAP_PERFMON (in a container with a profile that allows bpf and "
+            "perf_event_open), or run as root"
+        )
+    elif isinstance(refused, btf.BtfError | FileNotFoundError):
+        advice = (
+            "the kernel must be built with CONFIG_DEBUG_INFO_BTF, and for functions CONFIG_UPROBES"
+        )
+    elif number == errno.ENOMEM:
+        advice = "raise the limit of locked memory (ulimit -l) or of the control group"
+    else:
+        advice = "leave the tier out of the settings"
+    return f"{refused}; {advice}"

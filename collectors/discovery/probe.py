@@ -26,7 +26,7 @@ def probe(host: str, port: int, *, timeout_s: float) -> Answer:
             return "later"
         # A known program that wants a key is what it says it is.
         if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN) or (
-            status == http.client.OK and _confirms(path, body)
+            status == http.client.OK and confirms(path, body)
         ):
             return "yes"
         later |= status in (http.client.BAD_GATEWAY, http.client.SERVICE_UNAVAILABLE)
@@ -43,12 +43,13 @@ def _get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes]
         connection.close()
 
 
-def _confirms(path: str, body: bytes) -> bool:
+def confirms(path: str, body: bytes) -> bool:
+    """Whether an answer at a path is that of an inference server."""
     if path == "/metrics":
         return any(b"\n" + name in b"\n" + body for name in METRICS)
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     key = "data" if path == "/v1/models" else "version"
     return isinstance(answer, dict) and bool(answer.get(key))

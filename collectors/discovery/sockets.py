@@ -43,23 +43,26 @@ def listeners(proc: Path) -> dict[int, Listener]:
     found = {}
     for name in ("tcp", "tcp6"):
         with suppress(OSError), (proc / "self/net" / name).open() as table:
-            for listener in _listening(table):
+            for listener in listening(table):
                 found[listener.inode] = listener
                 if len(found) >= MAX_SOCKETS:
                     break
     return found
 
 
-def _listening(table: Iterable[str]) -> Iterator[Listener]:
+def listening(table: Iterable[str]) -> Iterator[Listener]:
+    """Sockets of a table as the kernel prints it, up to the first one that does not listen; rows
+    that cannot be read are passed over.
+    """
     rows = iter(table)
     next(rows, None)
     for row in rows:
         fields = row.split()
         if len(fields) < 10 or fields[3] != LISTEN:
             return
-        with suppress(ValueError):
+        with suppress(ValueError, struct.error):
             address, port = fields[1].split(":")
-            yield Listener(int(fields[9]), _address(address), int(port, 16))
+            yield Listener(int(fields[9]), _address(address), int(port, 16) & 0xFFFF)
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
@@ -74,18 +77,16 @@ def _address(text: str) -> IPv4Address | IPv6Address:
 
 def processes(proc: Path) -> Iterator[Process]:
     """Processes that can be seen; kernel threads and those that end meanwhile are left out."""
-    for number, entry in enumerate(os.scandir(proc)):
-        if number >= MAX_PROCESSES:
-            return
-        if not entry.name.isdigit():
-            continue
+    with os.scandir(proc) as entries:
+        names = [entry.name for entry in entries if entry.name.isdigit()]
+    for name in names[:MAX_PROCESSES]:
         with suppress(OSError, ValueError, IndexError):
-            command = _start_of(f"{entry.path}/cmdline")
+            command = _start_of(f"{proc}/{name}/cmdline")
             if command:
                 # After the name, which stands in parentheses and may hold anything.
-                stat = _start_of(f"{entry.path}/stat").rpartition(b")")[2].split()
+                stat = _start_of(f"{proc}/{name}/stat").rpartition(b")")[2].split()
                 text = command.rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-                yield Process(int(entry.name), int(stat[1]), text)
+                yield Process(int(name), int(stat[1]), text)
 
 
 def _start_of(path: str) -> bytes:
@@ -97,11 +98,12 @@ def held(proc: Path, pid: int) -> set[int] | None:
     """Inodes of the sockets that a process holds; None when it is not permitted to look."""
     found = set()
     try:
-        for entry in os.scandir(proc / str(pid) / "fd"):
-            with suppress(OSError, ValueError):
-                link = os.readlink(entry.path)  # noqa: PTH115 - the text of the link is wanted
-                if link.startswith("socket:["):
-                    found.add(int(link[8:-1]))
+        with os.scandir(proc / str(pid) / "fd") as entries:
+            for entry in entries:
+                with suppress(OSError, ValueError):
+                    link = os.readlink(entry.path)  # noqa: PTH115 - the text of the link is wanted
+                    if link.startswith("socket:["):
+                        found.add(int(link[8:-1]))
     except PermissionError:
         return None
     except OSError:

@@ -91,10 +91,19 @@ def _network_source(config: CollectorConfig) -> Sequence[Source]:
 def _xpu_source(config: CollectorConfig) -> Sequence[Source]:
     from latencyprism.collectors.xpu import source
 
-    reason = source.unavailable()
+    reason = source.unavailable(config.xpu)
     if reason is not None:
         raise UnavailableError(reason)
     return [source.XpuSource(config.engines, config.xpu)]
+
+
+def _kernel_source(config: CollectorConfig) -> Sequence[Source]:
+    from latencyprism.collectors.kernel import source
+
+    reason = source.unavailable(config.kernel)
+    if reason is not None:
+        raise UnavailableError(reason)
+    return [source.KernelSource(config.engines, config.kernel)] if config.engines else []
 
 
 BUILDERS: dict[SourceName, Builder] = {
@@ -102,6 +111,7 @@ BUILDERS: dict[SourceName, Builder] = {
     "host": _host_source,
     "network": _network_source,
     "xpu": _xpu_source,
+    "kernel": _kernel_source,
 }
 """How each kind is made; the agent adds ``stacks``, which needs Kafka."""
 EXTRAS: Mapping[str, str] = {"stacks": "stacks", "otlp": "otlp"}

@@ -1,121 +1,61 @@
-"""The accelerator source: a thread that reads every device at an even pace."""
+"""The accelerator source: readings of every way become samples, each device told once."""
 
-import logging
+import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from latencyprism.collectors.host.files import Files
 from latencyprism.collectors.host.source import local_servers
-from latencyprism.collectors.source import Emit
+from latencyprism.collectors.source import Emit, UnavailableError
 from latencyprism.collectors.xpu.config import XpuConfig
 from latencyprism.collectors.xpu.owners import Owners
-from latencyprism.collectors.xpu.reading import Reading, UnavailableError
-from latencyprism.schemas.records import XpuSample
+from latencyprism.collectors.xpu.poller import Answer, Poller, Way
+from latencyprism.collectors.xpu.reading import Reading
+from latencyprism.collectors.xpu.sampler import SOURCE, Sampler
+from latencyprism.collectors.xpu.ways import missing, ways
 from latencyprism.schemas.topics import TELEMETRY_XPU
 
-logger = logging.getLogger(__name__)
-
-SOURCE = "xpu"
-
-
-class Devices(Protocol):
-    """The accelerators of one vendor; :class:`~latencyprism.collectors.xpu.nvml.Nvml` is one."""
-
-    def read(self) -> list[Reading]:
-        """Every device, one that fails with its ``error``. Does not raise."""
-
-    def read_pcie(self) -> None:
-        """Measure the bus traffic for the next :meth:`read`; may block. Does not raise."""
-
-    def reopen(self) -> None:
-        """Look for the devices again. Does not raise."""
-
-    def close(self) -> None:
-        """Give them back."""
+CLAIM_S = 10.0
+"""For so long a device that was read by a nearer way is not taken from a farther one."""
+MAX_CLAIMS = 8192
+"""Ids that are remembered as claimed; beyond it all are forgotten, and claimed anew."""
+LEAVE_S = 0.3
+"""How long the ways may take to end; one that hangs is left behind."""
 
 
-def open_devices() -> Devices:
-    """The accelerators of this host. Raises :class:`UnavailableError`, saying why, without any."""
-    from latencyprism.collectors.xpu.nvml import Nvml
-
-    return Nvml()
-
-
-def unavailable() -> str | None:
+def unavailable(config: XpuConfig | None = None) -> str | None:
     """Why no accelerator can be read here, in words; None when one can."""
-    try:
-        open_devices().close()
-    except UnavailableError as e:
-        return str(e)
-    return None
+    return missing(config or XpuConfig())
 
 
-class Sampler:
-    """Turns readings into samples: counters into growth, processes into instances.
+class Claims:
+    """Which way tells of a device, when several do: the nearest."""
 
-    A device that several servers use is told of each; one that none uses, of the host.
-    """
+    def __init__(self, order: Sequence[str], monotonic_s: Callable[[], float]) -> None:
+        self._rank = {name: rank for rank, name in enumerate(order)}
+        self._monotonic_s = monotonic_s
+        self._claims: dict[str, tuple[int, float]] = {}
 
-    def __init__(self, host: str, owners: Owners) -> None:
-        self._host = host
-        self._owners = owners
-        self._last: dict[str, tuple[int | None, Reading]] = {}
-        self._instances: dict[str, list[str]] = {}
-        self.instances: set[str] = set()
-        """Everything that samples were about so far."""
+    def take(self, way: str, readings: Sequence[Reading]) -> list[Reading]:
+        """Those readings that no nearer way tells of."""
+        rank, now_s = self._rank[way], self._monotonic_s()
+        taken = [r for r in readings if not self._nearer(r, rank, now_s)]
+        if len(self._claims) > MAX_CLAIMS:
+            self._claims.clear()
+        for reading in taken:
+            for identity in (reading.device, *reading.aliases):
+                self._claims[identity] = (rank, now_s + CLAIM_S)
+        return taken
 
-    def samples(self, readings: Sequence[Reading], now_ns: int) -> list[XpuSample]:
-        """Samples of devices read at ``now_ns``, ns since the epoch."""
-        return [sample for reading in readings for sample in self._of(reading, now_ns)]
-
-    def _of(self, reading: Reading, now_ns: int) -> list[XpuSample]:
-        nothing = Reading(device=reading.device, vendor=reading.vendor)
-        last_ns, last = self._last.get(reading.device, (None, nothing))
-        if reading.error is None:
-            self._last[reading.device] = (now_ns, reading)
-            self._instances[reading.device] = self._owners.of(reading.pids)
-        instances = self._instances.get(reading.device) or [self._host]
-        self.instances.update(instances)
-        return [
-            XpuSample(
-                instance=instance,
-                source=SOURCE,
-                observed_at_ns=now_ns,
-                host=self._host,
-                vendor=reading.vendor,
-                device=reading.device,
-                name=reading.name,
-                error=reading.error,
-                utilisation=reading.utilisation,
-                memory_utilisation=reading.memory_utilisation,
-                memory_used_bytes=reading.memory_used_bytes,
-                memory_total_bytes=reading.memory_total_bytes,
-                core_clock_mhz=reading.core_clock_mhz,
-                core_clock_max_mhz=reading.core_clock_max_mhz,
-                memory_clock_mhz=reading.memory_clock_mhz,
-                throttle_reasons=reading.throttle_reasons,
-                temperature_c=reading.temperature_c,
-                power_w=reading.power_w,
-                power_limit_w=reading.power_limit_w,
-                ecc_corrected=growth(last.ecc_corrected_total, reading.ecc_corrected_total),
-                ecc_uncorrected=growth(last.ecc_uncorrected_total, reading.ecc_uncorrected_total),
-                xid=reading.xid,
-                pcie_rx_bytes_s=reading.pcie_rx_bytes_s,
-                pcie_tx_bytes_s=reading.pcie_tx_bytes_s,
-                interval_ns=None if last_ns is None else now_ns - last_ns,
-            )
-            for instance in instances
-        ]
-
-
-def growth(before: int | None, now: int | None) -> int | None:
-    """Growth of a counter, from 0 after it went back; None when either was not told."""
-    if before is None or now is None:
-        return None
-    return now - before if now >= before else now
+    def _nearer(self, reading: Reading, rank: int, now_s: float) -> bool:
+        for identity in (reading.device, *reading.aliases):
+            holder, until_s = self._claims.get(identity, (rank, now_s))
+            if holder < rank and until_s > now_s:
+                return True
+        return False
 
 
 class XpuSource:
@@ -132,62 +72,112 @@ class XpuSource:
         config: XpuConfig,
         *,
         host: str | None = None,
-        open_devices: Callable[[], Devices] = open_devices,
+        ways: Callable[[XpuConfig], list[Way]] = ways,
         wall_ns: Callable[[], int] = time.time_ns,
-        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engines = tuple(engines)
         self._config = config
         self._host = host or socket.gethostname()
-        self._open_devices = open_devices
+        self._ways = ways
         self._wall_ns = wall_ns
-        self._monotonic_ns = monotonic_ns
+        self._monotonic_s = monotonic_s
+        self._counts: Counter[str] = Counter()
+        self._pollers: list[Poller] = []
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Samples, errors of devices, critical errors and duplicates since the start, and what
+        each way met, under its name; from any thread.
+        """
+        found = dict(self._counts)
+        for poller in self._pollers:
+            found |= {f"{poller.name} {kind}": count for kind, count in poller.counts.items()}
+        return found
 
     def run(self, emit: Emit, stop: threading.Event) -> None:
-        """Read until ``stop``; returns when the calls of the driver that are under way have.
+        """Read until ``stop``.
 
-        Raises :class:`UnavailableError` when there is nothing to read, ValueError for a URL that
-        names no server.
+        Raises :class:`UnavailableError` when no way finds anything to read, ValueError for a URL or
+        address that is none.
         """
+        config = self._config
         servers = local_servers(self._engines)
-        devices = self._open_devices()
-        files = Files(self._config.proc)
-        ended = threading.Event()
-        bus = threading.Thread(
-            target=self._read_pcie, args=(devices, ended), name=f"{SOURCE} pcie", daemon=True
-        )
+        answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._pollers = [
+            Poller(
+                way,
+                answers.put,
+                retry_s=config.retry_ms / 1000,
+                wall_ns=self._wall_ns,
+                monotonic_s=self._monotonic_s,
+            )
+            for way in self._ways(config)
+        ]
+        files = Files(config.proc)
+        owners = Owners(files, servers, _ports(config.tpu_addresses))
         try:
-            bus.start()
-            self._read(devices, Owners(files, servers), emit, stop)
+            for poller in self._pollers:
+                poller.start()
+            self._collect(answers, owners, emit, stop)
         finally:
-            ended.set()
-            bus.join()
-            devices.close()
+            for poller in self._pollers:
+                poller.stop()
+            deadline_s = time.monotonic() + LEAVE_S
+            for poller in self._pollers:
+                poller.join(deadline_s - time.monotonic())
             files.close()
 
-    def _read(self, devices: Devices, owners: Owners, emit: Emit, stop: threading.Event) -> None:
-        config = self._config
+    def _collect(
+        self,
+        answers: "queue.SimpleQueue[Answer]",
+        owners: Owners,
+        emit: Emit,
+        stop: threading.Event,
+    ) -> None:
+        config, monotonic_s = self._config, self._monotonic_s
         sampler = Sampler(self._host, owners)
-        now_ns = self._monotonic_ns()
-        search_ns, retry_ns = now_ns, now_ns + config.retry_ms * 1_000_000
+        claims = Claims([poller.name for poller in self._pollers], monotonic_s)
+        promised_ns = 0
+        promise_s = search_s = silence_s = monotonic_s()
         while not stop.is_set():
-            began_ns = self._monotonic_ns()
-            if began_ns >= search_ns:
+            now_s = monotonic_s()
+            if now_s >= search_s:
                 owners.refresh()
-                search_ns = began_ns + config.owners_interval_ms * 1_000_000
-            readings = devices.read()
-            if began_ns >= retry_ns:
-                retry_ns = began_ns + config.retry_ms * 1_000_000
-                if any(reading.error for reading in readings):
-                    devices.reopen()
-            now_ns = self._wall_ns()
-            for sample in sampler.samples(readings, now_ns):
+                search_s = now_s + config.owners_interval_ms / 1000
+            if now_s >= silence_s:
+                silence_s = now_s + config.slow_interval_ms / 1000
+                self._look_for_silence(answers)
+            if now_s >= promise_s:
+                promise_s = now_s + config.interval_ms / 1000
+                promised_ns = self._wall_ns()
+                for instance in sampler.instances:
+                    emit.watermark(TELEMETRY_XPU, instance, promised_ns)
+            try:
+                answer = answers.get(timeout=max(promise_s - monotonic_s(), 0.001))
+            except queue.Empty:
+                continue
+            # It may have been read just before the promise, and is handed over after it.
+            at_ns = max(answer.at_ns, promised_ns)
+            taken = claims.take(answer.way, answer.readings)
+            self._counts["duplicates"] += len(answer.readings) - len(taken)
+            for sample in sampler.samples(taken, at_ns):
                 emit.sample(TELEMETRY_XPU, sample)
-            for instance in sampler.instances:
-                emit.watermark(TELEMETRY_XPU, instance, now_ns)
-            spent_s = (self._monotonic_ns() - began_ns) / 1e9
-            stop.wait(max(config.interval_ms / 1000 - spent_s, 0.0))
+                self._counts["samples"] += 1
+                self._counts["device_errors"] += sample.error is not None
+                self._counts["critical_errors"] += sample.xid is not None
 
-    def _read_pcie(self, devices: Devices, ended: threading.Event) -> None:
-        while not ended.wait(self._config.pcie_interval_ms / 1000):
-            devices.read_pcie()
+    def _look_for_silence(self, answers: "queue.SimpleQueue[Answer]") -> None:
+        """Report the devices of a way that hangs; end when no way has found any so far."""
+        pollers = self._pollers
+        if all(poller.tried.is_set() and not poller.found.is_set() for poller in pollers):
+            why = "; ".join(f"{poller.name}: {poller.reason}" for poller in pollers)
+            raise UnavailableError(why or "no way of reading accelerators is enabled")
+        for poller in pollers:
+            if poller.silent_s() > self._config.silence_ms / 1000:
+                answers.put(Answer(poller.name, self._wall_ns(), poller.unanswered()))
+
+
+def _ports(addresses: Sequence[str]) -> list[int]:
+    """Ports of the addresses; those of other hosts are on none of this one's sockets."""
+    return [int(port) for _, _, port in (a.rpartition(":") for a in addresses) if port.isdigit()]

@@ -1,42 +1,72 @@
-/* A libnvidia-ml.so.1 for tests. It answers from the file that FAKE_NVML names, read anew at each
- * call, with one "<gpu> <name> <value>" a line; gpu -1 is the whole host. What is not in the file is
- * not supported. "error.<function>" is what a function returns, "lost" loses a GPU from the bus,
- * and each new value of "events" is one event whose XID is the value of "xid". */
+/* A libnvidia-ml.so.1 for tests. It answers from the file that FAKE_NVML names, read anew when it
+ * changes, with one "<gpu> <name> <value>" a line; gpu -1 is the whole host, 100 + 10 * gpu + n the MIG
+ * slice n of a GPU. What is not in the file is not supported. "error.<function>" is what a function
+ * returns, "lost" loses a GPU from the bus, "field.<id>[.<link>]" is a field value ("all" for all
+ * links), and each new value of "events" is one event whose XID is the value of "xid". */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <pthread.h>
+#include <sys/stat.h>
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, TOO_SMALL = 7, TIMEOUT = 10,
-       MISMATCH = 25, HOST = -1, MAX_GPUS = 8 };
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TOO_SMALL = 7,
+       TIMEOUT = 10, MISMATCH = 25, HOST = -1, MAX_GPUS = 8, MAX_SLICES = 7, MAX_LINES = 1024 };
 
 typedef unsigned long long u64;
 struct device { int gpu; };
 struct event_set { u64 seen[MAX_GPUS]; int registered[MAX_GPUS]; };
 struct event { struct device *device; u64 type, data; unsigned gpu_instance, compute_instance; };
 struct process { unsigned pid; u64 memory; unsigned gpu_instance, compute_instance; };
+struct line { int gpu; char name[64]; u64 value; };
 
-static struct device devices[MAX_GPUS];
+static struct device devices[MAX_GPUS], slices[MAX_GPUS][MAX_SLICES];
 static int opened;
+static struct line lines[MAX_LINES];
+static int count_of_lines;
+static struct stat read_at;
+static pthread_mutex_t reading = PTHREAD_MUTEX_INITIALIZER;
+
+static void load(void) {
+    const char *path = getenv("FAKE_NVML");
+    struct stat now;
+    FILE *file;
+    if (!path || stat(path, &now)) {
+        count_of_lines = 0;
+        return;
+    }
+    if (now.st_ino == read_at.st_ino && now.st_size == read_at.st_size
+        && !memcmp(&now.st_mtim, &read_at.st_mtim, sizeof now.st_mtim))
+        return;
+    if (!(file = fopen(path, "r"))) return;
+    read_at = now;
+    for (count_of_lines = 0; count_of_lines < MAX_LINES; count_of_lines++) {
+        struct line *line = &lines[count_of_lines];
+        if (fscanf(file, "%d %63s %llu", &line->gpu, line->name, &line->value) != 3) break;
+    }
+    fclose(file);
+}
 
 static int find(int gpu, const char *name, u64 *value) {
-    const char *path = getenv("FAKE_NVML");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    char found[64];
-    u64 scanned;
     int number, hit = 0;
-    while (file && !hit && fscanf(file, "%d %63s %llu", &number, found, &scanned) == 3)
-        hit = number == gpu && !strcmp(found, name);
-    if (file) fclose(file);
-    if (hit) *value = scanned;
+    pthread_mutex_lock(&reading);
+    load();
+    for (number = 0; !hit && number < count_of_lines; number++)
+        if (lines[number].gpu == gpu && !strcmp(lines[number].name, name)) {
+            *value = lines[number].value;
+            hit = 1;
+        }
+    pthread_mutex_unlock(&reading);
     return hit;
 }
+
+static int board(int gpu) { return gpu >= 100 ? (gpu - 100) / 10 : gpu; }
 
 static int check(int gpu, const char *function) {
     char name[64] = "error.";
     u64 value = 0;
     strncat(name, function, sizeof name - sizeof "error.");
     if (!opened) return UNINITIALIZED;
-    if (gpu != HOST && find(gpu, "lost", &value) && value) return 15;
+    if (gpu != HOST && find(board(gpu), "lost", &value) && value) return 15;
     return find(gpu, name, &value) ? (int)value : SUCCESS;
 }
 
@@ -86,13 +116,13 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **device) {
 
 int nvmlDeviceGetUUID(struct device *device, char *text, unsigned size) {
     int code = check(device->gpu, "uuid");
-    if (!code) snprintf(text, size, "GPU-fake-%d", device->gpu);
+    if (!code) snprintf(text, size, device->gpu < 100 ? "GPU-fake-%d" : "MIG-fake-%d", device->gpu);
     return code;
 }
 
 int nvmlDeviceGetName(struct device *device, char *text, unsigned size) {
     int code = check(device->gpu, "name");
-    if (!code) snprintf(text, size, "Fake GPU");
+    if (!code) snprintf(text, size, device->gpu < 100 ? "Fake GPU" : "Fake GPU MIG 1g.10gb");
     return code;
 }
 
@@ -168,21 +198,102 @@ int nvmlDeviceGetPcieThroughput(struct device *device, int counter, unsigned *ki
 
 int nvmlDeviceGetComputeRunningProcesses_v3(struct device *device, unsigned *count,
                                             struct process *processes) {
-    unsigned room = processes ? *count : 0;
+    static const char *names[] = {"pid", "pid2"};
+    unsigned room = processes ? *count : 0, number;
     u64 pid = 0;
-    int code = answer(device, "processes", "pid", &pid);
-    *count = code ? 0 : 1;
-    if (code == NOT_SUPPORTED) return SUCCESS;
+    int code = check(device->gpu, "processes");
+    *count = 0;
+    for (number = 0; !code && number < 2; number++)
+        if (find(device->gpu, names[number], &pid)) {
+            if (*count < room) {
+                memset(&processes[*count], 0, sizeof *processes);
+                processes[*count].pid = (unsigned)pid;
+            }
+            ++*count;
+        }
+    return code ? code : *count > room ? TOO_SMALL : SUCCESS;
+}
+
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; };
+
+int nvmlDeviceGetPciInfo_v3(struct device *device, struct pci *pci) {
+    int code = check(device->gpu, "pci");
     if (code) return code;
-    if (!room) return TOO_SMALL;
-    memset(processes, 0, sizeof *processes);
-    processes->pid = (unsigned)pid;
+    memset(pci, 0, sizeof *pci);
+    pci->bus = 0x3b + (unsigned)device->gpu;
     return SUCCESS;
+}
+
+int nvmlDeviceGetCurrPcieLinkGeneration(struct device *device, unsigned *generation) {
+    return answer32(device, "link", "pcie_gen", generation);
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(struct device *device, unsigned *width) {
+    return answer32(device, "link", "pcie_width", width);
+}
+
+struct field {
+    unsigned id, scope;
+    long long timestamp, latency;
+    unsigned type;
+    int code;
+    union { double real; unsigned small; u64 large; } value;
+};
+
+int nvmlDeviceGetFieldValues(struct device *device, int count, struct field *fields) {
+    int code = check(device->gpu, "fields"), number;
+    for (number = 0; !code && number < count; number++) {
+        struct field *field = &fields[number];
+        char name[64];
+        u64 value = 0;
+        if (field->scope == 0xffffffffu)
+            snprintf(name, sizeof name, "field.%u.all", field->id);
+        else if (field->scope)
+            snprintf(name, sizeof name, "field.%u.%u", field->id, field->scope);
+        else
+            snprintf(name, sizeof name, "field.%u", field->id);
+        field->code = find(device->gpu, name, &value) ? SUCCESS : NOT_SUPPORTED;
+        field->type = field->id == 82 ? 1 : 3;
+        if (field->type == 1) field->value.small = (unsigned)value;
+        else field->value.large = value;
+    }
+    return code;
+}
+
+int nvmlDeviceGetMigMode(struct device *device, unsigned *current, unsigned *pending) {
+    *pending = 0;
+    return answer32(device, "mig", "mig", current);
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *count) {
+    *count = MAX_SLICES;
+    return check(device->gpu, "slices");
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned index,
+                                        struct device **slice) {
+    int number = 100 + 10 * device->gpu + (int)index, code = check(device->gpu, "slice");
+    u64 value = 0;
+    if (code) return code;
+    if (!find(number, "memory_total", &value)) return NOT_FOUND;
+    slices[device->gpu][index].gpu = number;
+    *slice = &slices[device->gpu][index];
+    return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceId(struct device *device, unsigned *instance) {
+    *instance = 7 + (unsigned)device->gpu % 10;
+    return check(device->gpu, "instance");
 }
 
 int nvmlEventSetCreate(struct event_set **set) {
     *set = calloc(1, sizeof **set);
     return check(HOST, "events");
+}
+
+int nvmlEventSetFree(struct event_set *set) {
+    free(set);
+    return opened ? SUCCESS : UNINITIALIZED;
 }
 
 int nvmlDeviceRegisterEvents(struct device *device, u64 types, struct event_set *set) {

@@ -1,211 +1,232 @@
-import os
-import socket
+"""The source's threads with ways of reading that the test controls."""
+
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 from xpu_fake import Heard
 
-from latencyprism.collectors.host.files import Files
+from latencyprism.collectors.source import UnavailableError
 from latencyprism.collectors.xpu.config import XpuConfig
-from latencyprism.collectors.xpu.owners import Owners
-from latencyprism.collectors.xpu.reading import Reading, UnavailableError
-from latencyprism.collectors.xpu.source import Sampler, XpuSource, growth
-from latencyprism.schemas.codec import Codec, Pack
-from latencyprism.schemas.topics import TELEMETRY_XPU
+from latencyprism.collectors.xpu.poller import Way
+from latencyprism.collectors.xpu.reading import Reading
+from latencyprism.collectors.xpu.source import Claims, XpuSource
 
-GPU = Reading(
-    device="GPU-1",
-    vendor="nvidia",
-    name="H200",
-    utilisation=0.5,
-    throttle_reasons=("power_cap",),
-    ecc_corrected_total=10,
-    ecc_uncorrected_total=1,
-    pcie_rx_bytes_s=5.0,
-    pids=(1, 2),
-)
-
-
-class FakeOwners(Owners):
-    """Owners that are told instead of looked up."""
-
-    def __init__(self, instances: dict[int, str]) -> None:
-        super().__init__(Files(), ())
-        self._instances = instances
-
-    def refresh(self) -> None:
-        """Nothing to look up."""
-
-
-def sampler(instances: dict[int, str] | None = None) -> Sampler:
-    return Sampler("gpu-host", FakeOwners(instances or {}))
-
-
-def test_the_first_sample_has_no_growth() -> None:
-    (sample,) = sampler().samples([GPU], 1000)
-
-    assert (sample.ecc_corrected, sample.ecc_uncorrected, sample.interval_ns) == (None, None, None)
-    assert (sample.instance, sample.host, sample.observed_at_ns) == ("gpu-host", "gpu-host", 1000)
-    assert (sample.utilisation, sample.throttle_reasons, sample.pcie_rx_bytes_s) == (
-        0.5,
-        ("power_cap",),
-        5.0,
-    )
-    pack = Pack(agent="a", boot_ns=1, sequence=0, watermark_ns=1, samples=(sample,))
-    codec = Codec()
-    assert codec.decode(TELEMETRY_XPU, codec.encode(TELEMETRY_XPU, pack)) == pack
-
-
-def test_counters_become_growth() -> None:
-    made = sampler()
-    made.samples([GPU], 1000)
-
-    (sample,) = made.samples([replace(GPU, ecc_corrected_total=13)], 3000)
-
-    assert (sample.ecc_corrected, sample.ecc_uncorrected, sample.interval_ns) == (3, 0, 2000)
-
-
-def test_growth_goes_on_over_a_time_when_the_device_could_not_be_read() -> None:
-    made = sampler({1: "a:1"})
-    made.samples([GPU], 1000)
-    lost = Reading(device="GPU-1", vendor="nvidia", error="GPU is lost", xid=79)
-
-    (during,) = made.samples([lost], 2000)
-    (after,) = made.samples([replace(GPU, ecc_corrected_total=14)], 5000)
-
-    assert (during.instance, during.error, during.xid, during.utilisation) == (
-        "a:1",
-        "GPU is lost",
-        79,
-        None,
-    )
-    assert during.ecc_corrected is None
-    assert (after.ecc_corrected, after.interval_ns) == (4, 4000)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "expected"), [(1, 3, 2), (5, 2, 2), (None, 2, None), (2, None, None)]
-)
-def test_growth(before: int | None, now: int | None, expected: int | None) -> None:
-    assert growth(before, now) == expected
-
-
-def test_a_device_is_told_to_each_server_that_uses_it() -> None:
-    made = sampler({1: "b:2", 2: "a:1", 3: "c:3"})
-
-    samples = made.samples([GPU, replace(GPU, device="GPU-2", pids=())], 1000)
-
-    assert [(s.instance, s.device) for s in samples] == [
-        ("a:1", "GPU-1"),
-        ("b:2", "GPU-1"),
-        ("gpu-host", "GPU-2"),
-    ]
-    assert made.instances == {"a:1", "b:2", "gpu-host"}
-
-
-def test_owners_are_found_by_the_port_they_listen_on() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        owners = Owners(Files(), [("engine:1", port), ("nobody:2", 1)])
-        assert owners.of([os.getpid()]) == []
-
-        owners.refresh()
-
-        assert owners.of([os.getpid(), 1 << 30]) == ["engine:1"]
-    owners.refresh()
-    assert owners.of([os.getpid()]) == []
+GPU = Reading(device="GPU-1", vendor="nvidia", name="H200", utilisation=0.5)
+CONFIG = XpuConfig(interval_ms=20, slow_interval_ms=100, retry_ms=1000)
 
 
 class MemoryDevices:
     """Devices of which the test says what they are."""
 
-    def __init__(self) -> None:
-        self.readings = [GPU]
-        self.reads = self.bus_reads = self.reopened = 0
-        self.closed = False
+    def __init__(self, *readings: Reading) -> None:
+        self.readings = list(readings)
+        self.reads = self.opened = self.reopened = self.closed = 0
         self.failure: Exception | None = None
+        self.hang: threading.Event | None = None
+        self.counts: Mapping[str, int] = {"refused": 3}
+
+    def open(self) -> "MemoryDevices":
+        self.opened += 1
+        return self
 
     def read(self) -> list[Reading]:
+        if self.hang:
+            self.hang.wait(20)
         if self.failure:
             raise self.failure
         self.reads += 1
         return self.readings
 
-    def read_pcie(self) -> None:
-        self.bus_reads += 1
-
     def reopen(self) -> None:
         self.reopened += 1
 
     def close(self) -> None:
-        self.closed = True
+        self.closed += 1
 
 
-def run(devices: MemoryDevices, until: Callable[[Heard], bool]) -> Heard:
-    """The source in its thread until something was heard."""
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@contextmanager
+def running(
+    *devices: MemoryDevices, config: XpuConfig = CONFIG
+) -> Iterator[tuple[XpuSource, Heard]]:
+    """The source in its thread, its ways named w0, w1, ... from near to far."""
+    ways = [Way(f"w{place}", one.open, 0.02) for place, one in enumerate(devices)]
+    source = XpuSource([], config, host="gpu-host", ways=lambda _: ways)
     heard, stop = Heard(), threading.Event()
-    config = XpuConfig(interval_ms=20, pcie_interval_ms=100, retry_ms=1000)
-    source = XpuSource([], config, host="gpu-host", open_devices=lambda: devices)
     thread = threading.Thread(target=source.run, args=(heard, stop))
     thread.start()
-    deadline = time.monotonic() + 10
     try:
-        while not until(heard):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        yield source, heard
     finally:
         stop.set()
         thread.join(5)
-    return heard
+        assert not thread.is_alive()
 
 
-def test_samples_then_watermark_at_every_interval() -> None:
-    devices = MemoryDevices()
+def test_samples_and_watermarks_at_every_interval() -> None:
+    devices = MemoryDevices(GPU)
+    with running(devices) as (source, heard):
+        until(lambda: len(heard.samples) >= 5 and len(heard.watermarks) >= 5)
+        assert source.counts["w0 refused"] == 3
 
-    heard = run(devices, lambda heard: len(heard.watermarks) >= 5)
-
-    assert devices.closed
-    assert devices.bus_reads <= devices.reads
-    for sample, (instance, watermark_ns) in zip(heard.samples, heard.watermarks, strict=True):
-        assert (instance, watermark_ns) == ("gpu-host", sample.observed_at_ns)
-    gaps = [sample.interval_ns for sample in heard.samples[1:]]
-    assert all(gap is not None and gap >= 10_000_000 for gap in gaps)
-
-
-def test_bus_traffic_is_measured_beside_the_loop() -> None:
-    devices = MemoryDevices()
-
-    run(devices, lambda _: devices.bus_reads >= 2)
-
-    assert devices.reads > devices.bus_reads
+    until(lambda: devices.closed == 1)
+    assert {instance for instance, _ in heard.watermarks} == {"gpu-host"}
+    assert all(sample.device == "GPU-1" for sample in heard.samples)
+    assert source.counts["samples"] == len(heard.samples)
 
 
-def test_the_driver_is_opened_anew_while_a_device_fails() -> None:
-    devices = MemoryDevices()
-    devices.readings = [replace(GPU, error="GPU is lost")]
+def test_no_sample_is_earlier_than_a_promise_before_it() -> None:
+    with running(MemoryDevices(GPU), MemoryDevices(replace(GPU, device="GPU-2"))) as (_, heard):
+        until(lambda: len(heard.order) >= 60)
 
-    heard = run(devices, lambda _: devices.reopened >= 1)
+    promised = 0
+    for kind, at_ns in heard.order:
+        if kind == "watermark":
+            promised = at_ns
+        assert at_ns >= promised
+
+
+def test_a_device_that_two_ways_see_is_told_by_the_nearer_one() -> None:
+    near = MemoryDevices(replace(GPU, aliases=frozenset({"0000:3b:00.0"})))
+    far = MemoryDevices(
+        replace(GPU, utilisation=0.1),
+        Reading(device="0", vendor="nvidia", aliases=frozenset({"0000:3b:00.0"})),
+        replace(GPU, device="GPU-9"),
+    )
+    with running(near, far) as (source, heard):
+        until(lambda: near.reads > 5 and far.reads > 5)
+        heard.samples.clear()
+        until(lambda: len(heard.samples) > 10)
+        assert source.counts["duplicates"] > 5
+
+    assert {(s.device, s.utilisation) for s in heard.samples} == {("GPU-1", 0.5), ("GPU-9", 0.5)}
+
+
+def test_a_claim_ends_when_the_nearer_way_no_longer_tells() -> None:
+    now = [0.0]
+    claims = Claims(["nvidia", "exporter"], lambda: now[0])
+    assert claims.take("exporter", [GPU]) == [GPU]
+    assert claims.take("nvidia", [GPU]) == [GPU]
+    assert claims.take("exporter", [GPU]) == []
+    now[0] = 11.0
+    assert claims.take("exporter", [GPU]) == [GPU]
+
+
+def test_two_chips_of_one_card_are_both_told() -> None:
+    card = frozenset({"0000:c1:00.0"})
+    chips = [Reading(device=name, vendor="huawei", aliases=card) for name in ("die-1", "die-2")]
+
+    assert Claims(["exporter"], lambda: 0.0).take("exporter", chips) == chips
+
+
+def test_a_crash_of_one_way_costs_only_its_devices() -> None:
+    good, bad = MemoryDevices(GPU), MemoryDevices(replace(GPU, device="GPU-2"))
+    bad.failure = RuntimeError("a bug")
+    with running(bad, good) as (source, heard):
+        until(lambda: len(heard.samples) > 5)
+        assert source.counts["w0 crashes"] == 1
+
+    assert {sample.device for sample in heard.samples} == {"GPU-1"}
+    assert bad.closed == bad.opened == 1
+
+
+def test_the_only_way_is_opened_again_after_a_crash() -> None:
+    devices = MemoryDevices(GPU)
+    with running(devices) as (_, heard):
+        until(lambda: devices.reads > 2)
+        devices.failure = RuntimeError("a bug")
+        until(lambda: devices.closed == 1)
+        devices.failure = None
+        heard.samples.clear()
+        until(lambda: len(heard.samples) > 2)
+
+    assert devices.opened == 2
+
+
+def test_a_way_that_fails_is_read_again_and_says_nothing_of_its_devices() -> None:
+    devices, other = MemoryDevices(GPU), MemoryDevices(replace(GPU, device="GPU-2"))
+    with running(devices, other) as (source, heard):
+        until(lambda: devices.reads > 2)
+        devices.failure = OSError("the exporter is away")
+        until(lambda: source.counts.get("w0 failures", 0) > 3)
+        devices.failure, seen = None, devices.reads
+        until(lambda: devices.reads > seen + 2)
+
+    assert devices.opened == 1
+    assert not any(sample.error for sample in heard.samples)
+
+
+def test_devices_are_looked_for_again_while_one_fails() -> None:
+    devices = MemoryDevices(replace(GPU, error="GPU is lost", utilisation=None))
+    with running(devices) as (source, heard):
+        until(lambda: devices.reopened >= 1)
+        assert source.counts["device_errors"] > 0
 
     assert heard.samples[0].error == "GPU is lost"
 
 
-def test_a_crash_gives_the_devices_back() -> None:
-    devices = MemoryDevices()
-    devices.failure = RuntimeError("a bug")
-    source = XpuSource([], XpuConfig(), open_devices=lambda: devices)
+def test_a_driver_that_hangs_is_told_as_an_error_of_its_devices() -> None:
+    devices, other = MemoryDevices(GPU), MemoryDevices(replace(GPU, device="GPU-2"))
+    config = replace(CONFIG, silence_ms=1000)
+    with running(devices, other, config=config) as (_, heard):
+        until(lambda: devices.reads > 2)
+        devices.hang = threading.Event()
+        until(lambda: any(sample.error for sample in heard.samples))
+        devices.hang.set()
 
-    with pytest.raises(RuntimeError, match="a bug"):
-        source.run(Heard(), threading.Event())
+    silent = next(sample for sample in heard.samples if sample.error)
+    assert (silent.device, silent.name, silent.utilisation) == ("GPU-1", "H200", None)
+    assert silent.error is not None
+    assert "hangs" in silent.error
 
-    assert devices.closed
+
+def test_a_hanging_driver_does_not_keep_the_source_from_ending() -> None:
+    devices = MemoryDevices(GPU)
+    devices.hang = threading.Event()
+    began = time.monotonic()
+    with running(devices, MemoryDevices(replace(GPU, device="GPU-2"))) as (_, heard):
+        until(lambda: len(heard.samples) > 2)
+        began = time.monotonic()
+
+    assert time.monotonic() - began < 0.5
+    devices.hang.set()
 
 
 def test_without_devices_the_source_says_why() -> None:
     def none() -> MemoryDevices:
         raise UnavailableError("no driver here")
 
-    with pytest.raises(UnavailableError, match="no driver here"):
-        XpuSource([], XpuConfig(), open_devices=none).run(Heard(), threading.Event())
+    ways = [Way("nvidia", none, 0.02), Way("tpu", none, 0.02)]
+    source = XpuSource([], CONFIG, ways=lambda _: ways)
+
+    with pytest.raises(UnavailableError, match="nvidia: no driver here; tpu: no driver here"):
+        source.run(Heard(), threading.Event())
+
+
+def test_a_way_that_finds_nothing_yet_is_tried_again() -> None:
+    tries: list[int] = []
+
+    def later() -> MemoryDevices:
+        tries.append(1)
+        if len(tries) < 2:
+            raise UnavailableError("the driver is not loaded")
+        return MemoryDevices(replace(GPU, device="GPU-2"))
+
+    ways = [Way("late", later, 0.02), Way("there", MemoryDevices(GPU).open, 0.02)]
+    source = XpuSource([], CONFIG, host="gpu-host", ways=lambda _: ways)
+    heard, stop = Heard(), threading.Event()
+    thread = threading.Thread(target=source.run, args=(heard, stop))
+    thread.start()
+    until(lambda: any(sample.device == "GPU-2" for sample in heard.samples))
+    stop.set()
+    thread.join(5)

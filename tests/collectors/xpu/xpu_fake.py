@@ -27,8 +27,13 @@ HEALTHY = {
     "ecc_uncorrected": 0,
     "pcie_rx": 1000,
     "pcie_tx": 2000,
+    "pcie_gen": 5,
+    "pcie_width": 16,
+    "field.82": 74,
+    "field.94": 3,
     "events": 0,
 }
+SLICE = {"memory_total": 10 << 30, "memory_used": 4 << 30}
 
 
 def build_library(folder: Path) -> Path:
@@ -39,7 +44,10 @@ def build_library(folder: Path) -> Path:
     library = folder / "libnvidia-ml.so.1"
     source = Path(__file__).with_name("fake_nvml.c")
     subprocess.run(
-        [compiler, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-O1", source, "-o", library],
+        [
+            *(compiler, "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread"),
+            *(source, "-o", library),
+        ],
         check=True,
     )
     return library
@@ -52,12 +60,16 @@ class Host:
     path: Path
     gpus: list[dict[str, int]]
     host: dict[str, int] = field(default_factory=dict)
+    slices: dict[int, dict[str, int]] = field(default_factory=dict)
+    """MIG slices, by 10 * GPU + place."""
 
     def write(self) -> None:
         """Replace the file in one step, since the library may be reading it."""
         lines = [f"-1 gpus {len(self.gpus)}", *(f"-1 {k} {v}" for k, v in self.host.items())]
         for number, values in enumerate(self.gpus):
             lines += [f"{number} {name} {value}" for name, value in values.items()]
+        for number, values in self.slices.items():
+            lines += [f"{100 + number} {name} {value}" for name, value in values.items()]
         new = self.path.with_suffix(".new")
         new.write_text("\n".join(lines) + "\n")
         new.replace(self.path)
@@ -69,11 +81,15 @@ class Heard:
 
     samples: list[XpuSample] = field(default_factory=list)
     watermarks: list[tuple[str, int]] = field(default_factory=list)
+    order: list[tuple[str, int]] = field(default_factory=list)
+    """Both in the order they came: what it was, and its time."""
 
     def sample(self, topic: Topic, sample: Any) -> None:
         assert topic is TELEMETRY_XPU
         self.samples.append(sample)
+        self.order.append(("sample", sample.observed_at_ns))
 
     def watermark(self, topic: Topic, instance: str, watermark_ns: int) -> None:
         assert topic is TELEMETRY_XPU
         self.watermarks.append((instance, watermark_ns))
+        self.order.append(("watermark", watermark_ns))

@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from latencyprism.collectors.discovery.config import DiscoveryConfig
 from latencyprism.collectors.engine.config import EngineConfig
 from latencyprism.collectors.host.config import HostConfig
+from latencyprism.collectors.kernel.config import KernelConfig
 from latencyprism.collectors.network.config import NetworkConfig
 from latencyprism.collectors.stacks.config import StacksConfig
 from latencyprism.collectors.xpu.config import XpuConfig
@@ -86,6 +87,7 @@ class CollectorConfig:
     host: HostConfig = field(default_factory=HostConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     xpu: XpuConfig = field(default_factory=XpuConfig)
+    kernel: KernelConfig = field(default_factory=KernelConfig)
     stacks: StacksConfig = field(default_factory=StacksConfig)
     publish: PublishConfig = field(default_factory=PublishConfig)
     cost: CostConfig = field(default_factory=CostConfig)

@@ -39,6 +39,10 @@ _RUNTIME_OFFSET: Final = 192
 """Of run_time_ns, before run_cnt, in struct bpf_prog_info, which only grows at its end."""
 
 
+UPROBE: Final = "bus/event_source/devices/uprobe"
+"""How uprobes are opened, below the root of the sys file system."""
+
+
 class MapKind(IntEnum):
     """What a map is."""
 
@@ -140,7 +144,7 @@ class Kernel:
 
     def __init__(self, arch: Arch, sys: str = "/sys") -> None:
         self._arch = arch
-        self._uprobe = Path(sys, "bus/event_source/devices/uprobe")
+        self._uprobe = Path(sys, UPROBE)
         if kernel_version() < NO_MEMLOCK_SINCE:
             with suppress(OSError, ValueError):  # what it matters for says so itself
                 _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)

@@ -2,12 +2,12 @@
 
 import errno
 import logging
-import os
+import platform
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -17,45 +17,44 @@ from latencyprism.collectors.host.files import Files
 from latencyprism.collectors.host.source import targets
 from latencyprism.collectors.kernel import btf
 from latencyprism.collectors.kernel.arch import this_arch
-from latencyprism.collectors.kernel.bpf import Kernel, kernel_version
+from latencyprism.collectors.kernel.bpf import UPROBE, Kernel, kernel_version
 from latencyprism.collectors.kernel.config import KernelConfig
+from latencyprism.collectors.kernel.needs import Machine, missing
 from latencyprism.collectors.kernel.servers import Servers
 from latencyprism.collectors.kernel.tiers import TIERS, Setup, Tier
 from latencyprism.collectors.kernel.versions import Versions
 from latencyprism.collectors.kernel.watch import SOURCE, Watch
+from latencyprism.collectors.privileges import permitted
 from latencyprism.collectors.source import Emit, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-OLDEST_KERNEL: Final = (5, 8)
-"""The first with CAP_BPF, CAP_PERFMON, the ring buffer and all helpers that are used."""
-INITIAL_PID_NAMESPACE: Final = "pid:[4026531836]"
-"""PROC_PID_INIT_INO: the numbers of processes as the kernel, and so a program, knows them."""
 TICK_S: Final = 0.05
 
 
 def unavailable(config: KernelConfig) -> str | None:
-    """Why this machine does not permit the source, and what to do; None when it may."""
-    version = kernel_version()
-    if version < OLDEST_KERNEL:
-        return (
-            f"kernel probes need Linux {'.'.join(map(str, OLDEST_KERNEL))} or newer, this is "
-            f"{'.'.join(map(str, version))}"
-        )
-    try:
-        this_arch()
-    except UnavailableError as error:
-        return str(error)
-    try:
-        namespace = os.readlink(Path(config.proc, "1/ns/pid"))  # noqa: PTH115 - the text is wanted
-    except OSError:
-        namespace = INITIAL_PID_NAMESPACE  # may not be read; the capabilities will tell
-    if namespace != INITIAL_PID_NAMESPACE:
-        return (
-            f"{config.proc} shows the processes of a container, the kernel counts those of the "
-            "machine: share the host's pid namespace, or mount its /proc and set proc to it"
-        )
-    return None
+    """Why this machine permits none of the tiers that are set, and what to do; None when it may
+    permit one.
+    """
+    lacks = missing(examine(config.proc, config.sys))
+    if not config.tiers or not all(lacks[tier] for tier in config.tiers):
+        return None
+    wants = dict.fromkeys(lack for tier in config.tiers for lack in lacks[tier])
+    return f"kernel probes need {'; '.join(wants)}; as root, or with the capabilities given"
+
+
+def examine(proc: str, sys: str, capabilities: Set[str] | None = None) -> Machine:
+    """This machine; ``capabilities`` are those of this thread unless given. Raises nothing."""
+    files = Files(proc, sys)
+    return Machine(
+        version=kernel_version(files.text(f"{proc}/sys/kernel/osrelease").strip() or None),
+        arch=platform.machine(),
+        capabilities=permitted() if capabilities is None else capabilities,
+        btf=Path(sys, btf.VMLINUX).exists(),
+        uprobes=Path(sys, UPROBE).exists(),
+        pid_namespace=files.link(f"{proc}/1/ns/pid") or None,  # may be another user's
+        lockdown=files.text(f"{sys}/kernel/security/lockdown") or None,
+    )
 
 
 class KernelSource:
@@ -100,16 +99,18 @@ class KernelSource:
         with ExitStack() as stack:
             files = Files(self._config.proc, self._config.sys)
             stack.callback(files.close)
+            types = cache(self._read_btf)
             setup = Setup(
                 kernel=Kernel(arch, self._config.sys),
                 arch=arch,
-                btf=cache(self._read_btf),
+                btf=types,
                 files=files,
                 config=self._config,
                 instances=tuple(dict.fromkeys(server.instance for server in servers)),
                 counts=self._counts,
             )
             tiers = open_tiers(setup)
+            types.cache_clear()  # megabytes that nobody asks again
             for tier in tiers:
                 stack.callback(tier.close)
             if self._config.measure:

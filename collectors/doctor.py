@@ -3,19 +3,21 @@
 Looks only: opens what a source would open and closes it again. A command line prints the findings.
 """
 
-import ctypes
 import os
 import platform
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from latencyprism.collectors.catalogue import may_capture
 from latencyprism.collectors.host.clock import clock_error
 from latencyprism.collectors.host.tcp import TcpProbe
+from latencyprism.collectors.xpu.config import Way as WayName
+from latencyprism.collectors.xpu.config import XpuConfig
+from latencyprism.collectors.xpu.survey import survey
+from latencyprism.collectors.xpu.ways import ways
 
 Answer = Literal["yes", "no", "partly"]
 
@@ -46,7 +48,8 @@ class Finding:
 
 
 def examine(proc: str = "/proc", sys: str = "/sys", dev: str = "/dev") -> list[Finding]:
-    """Findings about this host, in the order to read them; takes some milliseconds.
+    """Findings about this host, in the order to read them; takes some milliseconds, and seconds
+    where a sleeping driver has to wake.
 
     ``proc``, ``sys`` and ``dev`` are the roots that the sources are going to read. Raises nothing.
     """
@@ -63,6 +66,9 @@ def examine(proc: str = "/proc", sys: str = "/sys", dev: str = "/dev") -> list[F
         _connections,
         _nvidia,
         _amd,
+        _intel,
+        _gaudi,
+        _tpu,
         _clock,
     )
     return [probe(machine) for probe in probes]
@@ -244,37 +250,70 @@ def _connections(machine: _Machine) -> Finding:
 
 
 def _nvidia(machine: _Machine) -> Finding:
-    state: Answer = "no"
-    if find_spec("pynvml") is None:
-        seen = "the module pynvml is not installed"
-    else:
-        try:
-            ctypes.CDLL("libnvidia-ml.so.1")
-            seen, state = "libnvidia-ml.so.1 loads", "yes"
-        except OSError:
-            seen = "libnvidia-ml.so.1 does not load"
-    devices = sorted(path.name for path in machine.dev.glob("nvidia[0-9]*"))
-    return _finding(
+    files = sorted(path.name for path in machine.dev.glob("nvidia[0-9]*"))
+    return _accelerators(
+        machine,
+        "nvidia",
         "NVIDIA GPUs",
-        state,
-        f"{seen}, devices {', '.join(devices) or 'none'}",
-        lost="clocks, throttling, memory, temperature, power and errors of NVIDIA GPUs",
-        advice="none needed without such a GPU; else install latencyprism[collectors] and the "
-        "driver, and run containers with the NVIDIA runtime (utility capability)",
+        seen=f"device files {', '.join(files) or 'none'}",
+        advice="install latencyprism[collectors] and the driver, and run containers with NVIDIA's "
+        "runtime (utility capability) and the host's pid namespace",
     )
 
 
 def _amd(machine: _Machine) -> Finding:
-    cards = sorted(
-        path.parent.parent.name
-        for path in machine.sys.glob("class/drm/card[0-9]*/device/gpu_busy_percent")
-    )
-    return _finding(
+    return _accelerators(
+        machine,
+        "amd",
         "AMD GPUs",
-        "yes" if cards else "no",
-        f"{', '.join(cards) or 'no card'} in {machine.sys}/class/drm",
-        lost="load, clocks, memory, temperature and power of AMD GPUs",
-        advice="none needed without such a GPU; else load the amdgpu driver",
+        advice="load the amdgpu driver, and mount the host's /sys into a container",
+    )
+
+
+def _intel(machine: _Machine) -> Finding:
+    return _accelerators(
+        machine,
+        "intel",
+        "Intel GPUs",
+        advice="load the i915 or xe driver; load and memory are told by the exporter of Intel XPU "
+        "Manager only",
+    )
+
+
+def _gaudi(machine: _Machine) -> Finding:
+    return _accelerators(
+        machine,
+        "gaudi",
+        "Gaudi accelerators",
+        advice="load the habanalabs driver; load and memory are told by Habana's exporter only",
+    )
+
+
+def _tpu(machine: _Machine) -> Finding:
+    return _accelerators(
+        machine,
+        "tpu",
+        "Google TPUs",
+        advice="install latencyprism[tpu], and start the server first: its runtime answers on "
+        "port 8431 while it uses the TPU",
+    )
+
+
+def _accelerators(
+    machine: _Machine, way: WayName, name: str, *, advice: str, seen: str = ""
+) -> Finding:
+    config = XpuConfig(ways=(way,), proc=str(machine.proc), sys=str(machine.sys))
+    found = survey(ways(config)[0])
+    told = found.missing or ", ".join(found.devices)
+    untold = f"; not told: {', '.join(found.untold)}" if found.untold and found.devices else ""
+    complete = not found.untold and not found.failing
+    return _finding(
+        name,
+        "no" if found.missing else "yes" if complete else "partly",
+        f"{told}{untold}{'; ' if seen else ''}{seen}",
+        lost="load, memory, clocks, throttling, temperature, power and errors of such devices, as "
+        "far as they are not told",
+        advice=f"none needed without such a device; else {advice}",
     )
 
 

@@ -1,4 +1,5 @@
 from pathlib import Path
+from sys import modules
 
 import pytest
 
@@ -25,7 +26,22 @@ def root(tmp_path: Path) -> Path:
         write(proc / "pressure" / kind, "some total=1")
     (proc / "7/fd").mkdir(parents=True)
     write(sys / "fs/cgroup/cgroup.controllers", "cpu memory")
-    write(sys / "class/drm/card0/device/gpu_busy_percent", "3")
+    amd = sys / "class/drm/card0/device"
+    for name, content in {
+        "vendor": "0x1002",
+        "gpu_busy_percent": "3",
+        "mem_info_vram_used": "5",
+        "mem_info_vram_total": "9",
+        "drm/renderD128/dev": "226:128",
+        "hwmon/hwmon0/freq1_input": "1800000000",
+        "hwmon/hwmon0/temp1_input": "60000",
+        "hwmon/hwmon0/temp1_label": "edge",
+        "hwmon/hwmon0/power1_average": "90000000",
+        "ras/umc_err_count": "ue: 0\nce: 0",
+    }.items():
+        write(amd / name, content)
+    # Version 1.3 of 120 bytes; nothing is told but that no limit is in force.
+    (amd / "gpu_metrics").write_bytes(b"\x78\0\x01\x03" + b"\xff" * 108 + bytes(8))
     return tmp_path
 
 
@@ -46,9 +62,13 @@ NAMES = {
     "TCP connections",
     "NVIDIA GPUs",
     "AMD GPUs",
+    "Intel GPUs",
+    "Gaudi accelerators",
+    "Google TPUs",
     "clock",
 }
-FROM_FILES = NAMES - {"packet capture", "NVIDIA GPUs", "clock"}
+ABSENT = {"Intel GPUs", "Gaudi accelerators", "Google TPUs"}
+FROM_FILES = NAMES - {"packet capture", "NVIDIA GPUs", "clock"} - ABSENT
 
 
 def test_open_host_permits_everything(root: Path) -> None:
@@ -62,7 +82,7 @@ def test_bare_host_tells_what_is_lost_and_what_to_do(tmp_path: Path) -> None:
     findings = found(tmp_path)
 
     assert set(findings) == NAMES
-    for name in FROM_FILES - {"kernel"}:
+    for name in (FROM_FILES | ABSENT) - {"kernel"}:
         assert findings[name].state == "no", name
         assert findings[name].lost
         assert findings[name].advice
@@ -155,18 +175,48 @@ def test_refused_inet_diag_is_partly(root: Path, monkeypatch: pytest.MonkeyPatch
     assert "protocol not supported" in finding.seen
 
 
-@pytest.mark.parametrize("loads", [True, False])
-def test_nvidia_library(root: Path, monkeypatch: pytest.MonkeyPatch, *, loads: bool) -> None:
-    def load(name: str) -> None:
-        if not loads:
-            raise OSError(f"{name}: cannot open shared object file")
+def test_accelerators_are_named_with_what_they_do_not_tell(root: Path) -> None:
+    (root / "sys/class/drm/card0/device/gpu_metrics").unlink()
+    (root / "sys/class/drm/card0/device/hwmon/hwmon0/power1_average").unlink()
+    finding = found(root)["AMD GPUs"]
 
-    monkeypatch.setattr("ctypes.CDLL", load)
+    assert (finding.state, finding.seen) == (
+        "partly",
+        "1 x amd device; not told: throttling, power",
+    )
+    assert "/sys" in finding.advice
+
+
+def test_an_accelerator_that_fails_is_told(root: Path) -> None:
+    device = root / "sys/class/accel/accel0/device"
+    write(device / "status", "Malfunction")
+    write(device / "pci_addr", "0000:33:00.0")
+    finding = found(root)["Gaudi accelerators"]
+
+    assert finding.state == "partly"
+    assert "0000:33:00.0: status: Malfunction" in finding.seen
+
+
+def test_a_tpu_without_a_server_is_told(root: Path) -> None:
+    device = root / "sys/bus/pci/devices/0000:00:05.0"
+    write(device / "vendor", "0x1ae0")
+    write(device / "device", "0x0063")
+    finding = found(root)["Google TPUs"]
+
+    assert finding.state == "no"
+    assert "does not answer" in finding.seen
+
+
+def test_nvidia_says_what_is_missing_and_which_devices_there_are(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(modules, "latencyprism.collectors.xpu.nvml", None)
     write(root / "dev/nvidia0", "")
     finding = found(root)["NVIDIA GPUs"]
 
-    assert finding.state == ("yes" if loads else "no")
-    assert "nvidia0" in finding.seen
+    assert finding.state == "no"
+    assert "latencyprism[collectors]" in finding.seen
+    assert "device files nvidia0" in finding.seen
 
 
 def test_this_host_is_examined() -> None:

@@ -8,7 +8,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -445,10 +445,14 @@ def _field_values(handle: Any, fields: Fields) -> dict[tuple[int, int], Any]:
     """Values of those fields that the GPU tells, in one call."""
     if not fields:
         return {}
-    values = _told(pynvml.nvmlDeviceGetFieldValues, handle, fields)
+    return told_values(_told(pynvml.nvmlDeviceGetFieldValues, handle, fields) or ())
+
+
+def told_values(values: Iterable[Any]) -> dict[tuple[int, int], Any]:
+    """Field and scope → value of each ``nvmlFieldValue_t`` that the driver filled in."""
     return {
         (value.fieldId, value.scopeId): getattr(value.value, _VALUE_OF_TYPE[value.valueType])
-        for value in values or ()
+        for value in values
         if value.nvmlReturn == pynvml.NVML_SUCCESS and value.valueType in _VALUE_OF_TYPE
     }
 

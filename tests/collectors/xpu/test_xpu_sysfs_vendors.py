@@ -1,5 +1,6 @@
 """AMD, Intel and Gaudi, against a /sys that the test writes."""
 
+import random
 import shutil
 from pathlib import Path
 
@@ -251,3 +252,19 @@ def test_gaudi_of_older_kernels(tmp_path: Path) -> None:
     shutil.move(tmp_path / "old", tmp_path / "class/habanalabs/hl0")
 
     assert Gaudi(str(tmp_path)).read()[0].files == ("/dev/habanalabs/hl0",)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_files_of_any_content_cost_their_values_only(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    amd_card(tmp_path)
+    intel_card(tmp_path)
+    amd, intel = Amd(str(tmp_path)), Intel(str(tmp_path))
+    pieces = [b"", b"-1\n", b"1e9", b"99999999999999999999", b"0: 1Mhz *", b"\xff\xfe", b"ue: x"]
+    for path in tmp_path.rglob("*"):
+        if path.is_file() and path.name not in ("vendor", "runtime_status"):
+            path.write_bytes(rng.choice([*pieces, rng.randbytes(rng.randrange(64))]))
+    for devices in (amd, intel, Amd(str(tmp_path)), Intel(str(tmp_path))):
+        devices.reopen()
+        assert devices.read()
+        devices.close()

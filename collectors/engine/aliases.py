@@ -2,11 +2,12 @@
 
 A row lists alternatives, newest name first; the first one on the page is taken, because versions
 between two names show both. A name missing from a page means null. Where an engine keeps a total
-only in parts, the parts of one alternative are added up.
+only in parts, the parts of one alternative are added up. A name is that of a metric, or of those
+series of it that have one label value, written ``name{label="value"}``.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 Names = tuple[str, ...]
 
@@ -18,6 +19,8 @@ class Distribution:
     sum: str
     count: str
     bucket: str | None = None
+    unit: float = 1.0
+    """What one of the sum is in seconds, or tokens."""
 
 
 def histogram(name: str) -> Distribution:
@@ -38,9 +41,29 @@ class Engine:
     """Field of the sample → alternatives, each the parts of one total."""
     histograms: Mapping[str, tuple[Distribution, ...]]
     """Stage → alternatives."""
+    steady: bool
+    """Whether some total moves with every step of the engine, so that none does when it hangs."""
+    model_label: str = "model_name"
+    anchor: str | None = None
+    """A metric that only the models have which do the work; of other metrics, the series of these
+    models count, and not those of the steps around them."""
     version_path: str | None = None
     """Path of a JSON answer that tells the version, None where asking costs the engine work."""
     version_key: str = "version"
+
+    def names(self) -> Iterator[str]:
+        """All names of the table, buckets last."""
+        for named in (self.gauges, self.shares):
+            for alternatives in named.values():
+                yield from alternatives
+        for totals in self.counters.values():
+            for parts in totals:
+                yield from parts
+        for distributions in self.histograms.values():
+            for distribution in distributions:
+                yield from (distribution.sum, distribution.count)
+                if distribution.bucket:
+                    yield distribution.bucket
 
 
 VLLM = Engine(
@@ -82,7 +105,36 @@ VLLM = Engine(
         "prompt_tokens": (histogram("vllm:request_prompt_tokens"),),
         "generation_tokens": (histogram("vllm:request_generation_tokens"),),
     },
+    steady=True,
     version_path="/version",
+)
+
+
+def _in_ray(name: str) -> str:
+    """Ray allows no colon and puts its own name first."""
+    return "ray_" + name.replace(":", "_")
+
+
+def _distribution_in_ray(names: Distribution) -> Distribution:
+    bucket = _in_ray(names.bucket) if names.bucket else None
+    return replace(names, sum=_in_ray(names.sum), count=_in_ray(names.count), bucket=bucket)
+
+
+RAY_VLLM = replace(
+    VLLM,
+    gauges={key: tuple(map(_in_ray, names)) for key, names in VLLM.gauges.items()},
+    shares={key: tuple(map(_in_ray, names)) for key, names in VLLM.shares.items()},
+    counters={
+        key: tuple(tuple(map(_in_ray, parts)) for parts in totals)
+        for key, totals in VLLM.counters.items()
+    },
+    histograms={
+        stage: tuple(map(_distribution_in_ray, alternatives))
+        for stage, alternatives in VLLM.histograms.items()
+    },
+    # Ray passes values on every few seconds, ten unless told otherwise.
+    steady=False,
+    version_path=None,
 )
 
 SGLANG = Engine(
@@ -103,12 +155,15 @@ SGLANG = Engine(
     histograms={
         "ttft": (histogram("sglang:time_to_first_token_seconds"),),
         "itl": (histogram("sglang:inter_token_latency_seconds"),),
-        "tpot": (histogram("sglang:time_per_output_token_seconds"),),
+        # sglang:time_per_output_token_seconds of 0.4 held a mean up to each token, not TPOT.
+        "tpot": (histogram("sglang:request_time_per_output_token_seconds"),),
         "e2e": (histogram("sglang:e2e_request_latency_seconds"),),
         "queue": (histogram("sglang:queue_time_seconds"),),
         "prompt_tokens": (histogram("sglang:prompt_tokens_histogram"),),
         "generation_tokens": (histogram("sglang:generation_tokens_histogram"),),
     },
+    # Its tokens are counted when a request is over.
+    steady=False,
 )
 
 TGI = Engine(
@@ -132,6 +187,7 @@ TGI = Engine(
         "prompt_tokens": (histogram("tgi_request_input_length"),),
         "generation_tokens": (histogram("tgi_request_generated_tokens"),),
     },
+    steady=True,
     version_path="/info",
 )
 
@@ -158,16 +214,157 @@ LLAMACPP = Engine(
             ),
         ),
     },
+    # It renders the page between two steps: a page that hangs is one that does not come.
+    steady=True,
     version_path="/props",
     version_key="build_info",
 )
 
-ENGINES = (VLLM, SGLANG, TGI, LLAMACPP)
+LMDEPLOY = Engine(
+    name="lmdeploy",
+    gauges={
+        "running": ("lmdeploy:num_requests_running",),
+        "waiting": ("lmdeploy:num_requests_waiting",),
+    },
+    shares={"kv_usage": ("lmdeploy:gpu_cache_usage_perc",)},
+    counters={
+        "prompt_tokens": (("lmdeploy:prompt_tokens_total",),),
+        "cached_tokens": (("lmdeploy:cached_tokens_total",),),
+        "generation_tokens": (("lmdeploy:generation_tokens_total",),),
+        "finished_requests": (("lmdeploy:request_success_total",),),
+        "iterations": (("lmdeploy:iteration_tokens_total_count",),),
+    },
+    histograms={
+        "ttft": (histogram("lmdeploy:time_to_first_token_seconds"),),
+        "itl": (histogram("lmdeploy:iter_token_latency"),),
+        "e2e": (histogram("lmdeploy:e2e_request_latency_seconds"),),
+        "queue": (histogram("lmdeploy:request_queue_time_seconds"),),
+        "prefill": (histogram("lmdeploy:request_prefill_time_seconds"),),
+        "decode": (histogram("lmdeploy:request_decode_time_seconds"),),
+        "inference": (histogram("lmdeploy:request_inference_time_seconds"),),
+        "iteration_tokens": (histogram("lmdeploy:iteration_tokens_total"),),
+        "prompt_tokens": (histogram("lmdeploy:request_prompt_tokens"),),
+        "generation_tokens": (histogram("lmdeploy:request_generation_tokens"),),
+    },
+    steady=True,
+)
+
+TENSORRT_LLM = Engine(
+    name="tensorrt_llm",
+    gauges={
+        "running": ("trtllm_num_requests_running",),
+        "waiting": ("trtllm_num_requests_waiting",),
+    },
+    shares={"kv_usage": ("trtllm_kv_cache_utilization",)},
+    counters={
+        "prompt_tokens": (("trtllm_prompt_tokens_total",),),
+        "generation_tokens": (("trtllm_generation_tokens_total",),),
+        "finished_requests": (("trtllm_request_success_total",),),
+    },
+    histograms={
+        "ttft": (histogram("trtllm_time_to_first_token_seconds"),),
+        "tpot": (histogram("trtllm_time_per_output_token_seconds"),),
+        "e2e": (histogram("trtllm_e2e_request_latency_seconds"),),
+        "queue": (histogram("trtllm_request_queue_time_seconds"),),
+        "prefill": (histogram("trtllm_request_prefill_time_seconds"),),
+        "decode": (histogram("trtllm_request_decode_time_seconds"),),
+        "inference": (histogram("trtllm_request_inference_time_seconds"),),
+    },
+    steady=False,
+    version_path="/version",
+)
+
+_REQUESTS = 'nv_trt_llm_request_metrics{{request_type="{}"}}'.format
+_TRITON_TIME = 1e-6
+
+
+def _triton_time(name: str) -> tuple[Distribution, ...]:
+    count = "nv_inference_request_success"
+    return (Distribution(sum=name, count=count, unit=_TRITON_TIME),)
+
+
+TRITON = Engine(
+    name="triton",
+    gauges={
+        "running": (_REQUESTS("scheduled"),),
+        "waiting": (_REQUESTS("waiting"), "nv_inference_pending_request_count"),
+    },
+    shares={"kv_usage": ('nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type="fraction"}',)},
+    counters={
+        "finished_requests": (("nv_inference_request_success",),),
+        "iterations": (('nv_trt_llm_general_metrics{general_type="iteration_counter"}',),),
+    },
+    histograms={
+        "e2e": _triton_time("nv_inference_request_duration_us"),
+        "queue": _triton_time("nv_inference_queue_duration_us"),
+        "inference": _triton_time("nv_inference_compute_infer_duration_us"),
+    },
+    steady=False,
+    model_label="model",
+    anchor="nv_trt_llm_request_metrics",
+)
+
+DYNAMO = Engine(
+    name="dynamo",
+    # Its gauges are of requests before the first token and before the last one, which is neither
+    # running nor waiting.
+    gauges={},
+    shares={},
+    counters={
+        "prompt_tokens": (("dynamo_frontend_input_sequence_tokens_sum",),),
+        "generation_tokens": (
+            ("dynamo_frontend_output_tokens_total",),
+            ("dynamo_frontend_output_sequence_tokens_sum",),
+        ),
+        "finished_requests": (("dynamo_frontend_requests_total",),),
+    },
+    histograms={
+        "ttft": (histogram("dynamo_frontend_time_to_first_token_seconds"),),
+        "itl": (histogram("dynamo_frontend_inter_token_latency_seconds"),),
+        "e2e": (histogram("dynamo_frontend_request_duration_seconds"),),
+        "prompt_tokens": (histogram("dynamo_frontend_input_sequence_tokens"),),
+        "generation_tokens": (histogram("dynamo_frontend_output_sequence_tokens"),),
+    },
+    steady=False,
+    model_label="model",
+)
+
+OLLAMA = Engine(
+    name="ollama",
+    gauges={},
+    shares={},
+    counters={},
+    histograms={},
+    steady=False,
+    version_path="/api/version",
+)
+"""Has no metrics; that it answers, its version and the models it has loaded are all it tells."""
+
+ENGINES = (VLLM, RAY_VLLM, SGLANG, TGI, LLAMACPP, LMDEPLOY, TENSORRT_LLM, TRITON, DYNAMO)
+"""Those that have a metrics page."""
+
+SELECTED = {
+    name.partition("{")[0]: name.partition("{")[2].partition("=")[0]
+    for engine in ENGINES
+    for name in engine.names()
+    if "{" in name
+}
+"""Label by whose values a metric is told apart, of those that are."""
 
 CPU_SECONDS = "process_cpu_seconds_total"
 """CPU time of the process that answers; moves with every page that it really renders."""
 START_SECONDS = "process_start_time_seconds"
 """When that process began."""
-RANK_LABELS = ("tp_rank", "pp_rank", "moe_ep_rank")
+TOGETHER_LABELS = ("tp_rank", "pp_rank", "moe_ep_rank")
 """Ranks that compute the same requests together; only the first one's values are counted."""
-MODEL_LABEL = "model_name"
+APART_LABELS = ("engine", "dp_rank", "ReplicaId", "WorkerId")
+"""Ranks that compute requests of their own; each can be restarted while the others go on."""
+PRIORITY_LABEL = "priority"
+"""Where a gauge has it, the series without a value of it is the total of the others."""
+
+WANTED = frozenset(
+    {name.partition("{")[0] for engine in ENGINES for name in engine.names()}
+    | {engine.anchor for engine in ENGINES if engine.anchor}
+    | {CPU_SECONDS, START_SECONDS}
+)
+"""Names of all metrics that are read from a page."""

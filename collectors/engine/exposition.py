@@ -1,20 +1,32 @@
-"""Reads the Prometheus text format fast, by remembering the series of the pages before.
+"""Reads the Prometheus text format fast, by following the page before.
 
-An engine shows the same series on every page, and telling their labels apart is most of the work
-of a parser. Here the text before a value is looked up as bytes; only text never seen before is
-taken apart. Values equal those of ``prometheus_client.parser``; types and help are not kept.
+An engine shows the same lines on every page, in the same order, and few of them change in a
+second. So a page is first laid beside the one before, and only the values of lines that changed
+are read; where the lines themselves changed, the text before each value is looked up among the
+texts known, and only text never seen is taken apart. Values equal those of
+``prometheus_client.parser``; types, help, timestamps and exemplars are not kept.
 """
 
 import re
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import ne
 from typing import cast
 
-MAX_SERIES = 50_000
-"""Series remembered, and series allowed on a page; an engine shows a few hundred."""
+MAX_SERIES = 10_000
+"""Series kept of a page, unless said otherwise; an engine shows a few hundred."""
+
+Values = list[float | None]
 
 
 class ExpositionError(ValueError):
     """A page that is not in the text format; the message says where."""
+
+
+class _CrowdedError(Exception):
+    """More series than are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +62,93 @@ class Table:
 class Page:
     """Values of one page; ``values[n]`` belongs to ``table.series[n]``, None if not on the page.
 
-    Later pages add to the same table, so it may have more series than the page has values.
+    Later pages add to the same table, so it may have more series than the page has values. A page
+    with another table than the one before begins anew: the numbers mean other series.
     """
 
     table: Table
-    values: list[float | None]
+    values: Values
 
 
 class Parser:
-    """Parses the pages of one engine, remembering at most ``MAX_SERIES`` series between them."""
+    """Parses the pages of one engine.
 
-    def __init__(self) -> None:
+    Only series whose name is ``wanted`` are kept, all of them if that is None; the lines of others
+    are checked for their shape only, and take no memory beyond the page's. When a page has more
+    than ``max_series`` series, those of the name that has the most are given up for good, so that
+    what remains is whole; when all pages together have, the table begins anew.
+    """
+
+    def __init__(self, wanted: Collection[str] | None = None, max_series: int = MAX_SERIES) -> None:
+        self.crowded: set[str] = set()
+        """Names given up because they had too many series."""
+        self._wanted = None if wanted is None else {name.encode() for name in wanted}
+        self._max_series = max_series
         self._table = Table()
+        self._lines: list[bytes] = []
+        """The page before, empty when the next one must be read in full."""
+        self._numbers: list[int | None] = []
+        """Of each of its lines the number of the series, None where there is none wanted."""
+        self._values: Values = []
 
     def parse(self, page: bytes) -> Page:
         """Values of a page; of a series that stands on it twice, the last one.
 
         Raises :class:`ExpositionError`, after which the next page can be parsed all the same.
         """
-        if len(self._table.series) >= MAX_SERIES or len(self._table.texts) >= 2 * MAX_SERIES:
-            self._table = Table()
-        table = self._table
-        values: list[float | None] = [None] * len(table.series)
-        known = table.texts.get
         lines = page.split(b"\n")
+        values = self._follow(lines)
+        if values is None:
+            values = self._read(lines)
+        self._values = values
+        return Page(self._table, values)
+
+    def _follow(self, lines: list[bytes]) -> Values | None:
+        """Values of a page that has the same series on the same lines as the one before."""
+        if len(lines) != len(self._lines):
+            return None
+        values = self._values.copy()
+        known = self._table.texts.get
+        try:
+            for i in compress(range(len(lines)), map(ne, self._lines, lines)):
+                text, _, value = lines[i].rpartition(b" ")
+                number = known(text)
+                if number != self._numbers[i] or _UNDERSCORE in value:
+                    return None
+                if number is not None:
+                    values[number] = float(value)
+                elif not text.strip() or text != self._lines[i].rpartition(b" ")[0]:
+                    return None
+        except ValueError:
+            return None  # met again, and told with its line, when the page is read in full
+        self._lines = lines
+        return values
+
+    def _read(self, lines: list[bytes]) -> Values:
+        """Values of any page."""
+        self._lines = []
+        if len(self._table.texts) > 2 * self._max_series:
+            self._table = Table()
+        while True:
+            begins = not self._table.series
+            try:
+                values, regular = self._read_lines(lines)
+            except _CrowdedError:
+                if begins:  # so that it is this page that is too large, not those before it
+                    self._give_up_a_name()
+                self._table = Table()
+                continue
+            if regular:
+                known = self._table.texts.get
+                self._lines = lines
+                self._numbers = [known(line.rpartition(b" ")[0]) for line in lines]
+            return values
+
+    def _read_lines(self, lines: list[bytes]) -> tuple[Values, bool]:
+        """Values, and whether the next page can be followed from this one."""
+        values: Values = [None] * len(self._table.series)
+        known = self._table.texts.get
+        samples, regular = 0, True
         line = b""
         try:
             for line in lines:
@@ -82,28 +157,57 @@ class Parser:
                 text, _, value = line.rpartition(b" ")
                 number = known(text)
                 if number is None:
-                    self._unknown(line.strip(), values)
-                else:
-                    values[number] = float(value)
+                    number, value, follows = self._learn(line)
+                    regular = regular and follows
+                    if number is None:
+                        continue
+                    if number == len(values):
+                        values.append(None)
+                values[number] = parse_value(value)
+                samples += 1
         except ValueError as error:
             where = lines.index(line) + 1
             raise ExpositionError(f"line {where}: {error}: {line[:120]!r}") from error
-        return Page(table, values)
+        return values, regular and samples == len(values) - values.count(None)
 
-    def _unknown(self, line: bytes, values: list[float | None]) -> None:
-        if not line or line[:1] == b"#":
-            return
-        series, (value, *timestamp) = parse_line(line.decode())
+    def _learn(self, line: bytes) -> tuple[int | None, bytes, bool]:
+        """Number of the line's series, None if it has none or it is not wanted; its value; and
+        whether the text up to the last space tells the series, so that pages can be followed.
+
+        Raises ValueError for a line that is none.
+        """
+        text, _, last = line.rpartition(b" ")
+        name = _NAME.match(text)
+        if (
+            name is not None
+            and self._wanted is not None
+            and name[0] not in self._wanted
+            and (name.end() == len(text) or (text[name.end()] == _BRACE and text[-1:] == b"}"))
+        ):
+            parse_value(last)
+            return None, b"", True
+        stripped = line.strip()
+        if not stripped or stripped[:1] == b"#":
+            return None, b"", True
+        series, (value, *timestamp) = parse_line(stripped.decode())
+        if self._wanted is not None and series.name.encode() not in self._wanted:
+            return None, b"", False
+        if series.name in self.crowded:
+            return None, b"", False
         number = self._table.number(series)
-        if number >= MAX_SERIES:
-            raise ValueError(f"more than {MAX_SERIES} series")
-        if number == len(values):
-            values.append(None)
-        values[number] = parse_value(value)
-        text, space, last = line.rpartition(b" ")
+        if number >= self._max_series:
+            raise _CrowdedError
         # With a timestamp, or a tab before the value, this text would not be all of the series.
-        if space and not timestamp and last == value.encode():
+        follows = bool(text) and not timestamp and last.rstrip() == value.encode()
+        if follows:
             self._table.texts[text] = number
+        return number, value.encode(), follows
+
+    def _give_up_a_name(self) -> None:
+        ((name, _),) = Counter(series.name for series in self._table.series).most_common(1)
+        self.crowded.add(name)
+        if self._wanted is not None:
+            self._wanted.discard(name.encode())
 
 
 def parse_line(line: str) -> tuple[Series, list[str]]:
@@ -131,17 +235,18 @@ def parse_line(line: str) -> tuple[Series, list[str]]:
         if value is None or key in labels:
             raise ValueError(f"label {key!r} has no value or stands twice")
         labels[key] = _unescape(value)
-    numbers = line[position:].split()
+    sample, _, _ = line[position:].partition(" # ")  # an exemplar follows
+    numbers = sample.split()
     if not name or not 1 <= len(numbers) <= 2 or not (brace or line[position].isspace()):
         raise ValueError("neither a value nor a value and a timestamp after the series")
     for number in numbers:
-        parse_value(number)
+        parse_value(number.encode())
     return Series(name, tuple(labels.items())), numbers
 
 
-def parse_value(text: str) -> float:
+def parse_value(text: bytes) -> float:
     """Number as the format has it: decimal, NaN, +Inf, -Inf. Raises ValueError."""
-    if "_" in text:
+    if _UNDERSCORE in text:
         raise ValueError(f"not a number: {text!r}")
     return float(text)
 
@@ -150,6 +255,8 @@ def _unescape(text: str) -> str:
     return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else match[1], text)
 
 
+_NAME = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_BRACE, _UNDERSCORE = b"{_"
 _METRIC = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)?(?:\s*(\{))?")
 _QUOTED = r'"((?:[^"\\]|\\.)*)"'
 _LABEL = re.compile(

@@ -1,286 +1,277 @@
-"""Two pages of one engine → what happened between them, under the names of EngineSample; pure."""
+"""Two pages of one engine → what happened between them, under the names of EngineSample; pure.
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from math import isnan
+Growth is reckoned series by series, so that one which appears, with a new adapter say, counts from
+0 and takes nothing from the others; then the series are added up.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import pairwise, zip_longest
+from math import isfinite, nan
 from typing import Any
 
-from latencyprism.collectors.engine.aliases import (
-    CPU_SECONDS,
-    ENGINES,
-    MODEL_LABEL,
-    RANK_LABELS,
-    START_SECONDS,
-    Distribution,
-    Engine,
-)
-from latencyprism.collectors.engine.exposition import Page, Table
+from latencyprism.collectors.engine.aliases import CPU_SECONDS, START_SECONDS, Engine
+from latencyprism.collectors.engine.exposition import Page, Values
+from latencyprism.collectors.engine.plan import Index, Numbers, Plan, Timed, Totals
 from latencyprism.schemas.records import EngineSample, Freshness, HistogramDelta
 
-STALE_PAGES = 2
-"""Frozen pages in a row that make the next sample stale; CPU time is told in steps of 10 ms, and
-one page in a hundred costs less."""
+STALE_S = 5.0
+"""How long an engine's totals may stand still while requests are open, unless said otherwise."""
+CLOCK_S = 1.0
+"""Start times no further apart than this are of one process."""
 
-
-@dataclass(frozen=True, slots=True)
-class Cumulative:
-    """A histogram as the page has it: everything since the engine's start."""
-
-    count: float
-    sum: float
-    bounds: tuple[float, ...] = ()
-    counts: tuple[float, ...] = ()
-    """Observations up to each bound and, last, all; empty without buckets."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """One page under our names, totals still since the engine's start."""
-
-    engine: Engine | None
-    model: str | None
-    gauges: dict[str, Any]
-    counters: dict[str, Any]
-    histograms: dict[str, Cumulative]
-    cpu_seconds: float | None
-    start_seconds: float | None
-
-    @property
-    def open_requests(self) -> float:
-        """Requests that the engine says it is working on or holding back."""
-        return float(self.gauges.get("running", 0.0) + self.gauges.get("waiting", 0.0))
-
-
-class Reader:
-    """Finds an engine's metrics on its pages; remembers where they stand between pages."""
-
-    def __init__(self) -> None:
-        self._table: Table | None = None
-        self._seen = 0
-        self._numbers: defaultdict[str, list[int]] = defaultdict(list)
-        self._bounds: dict[int, float] = {}
-
-    def read(self, page: Page) -> Reading:
-        """The page under our names; what is not on it is missing, not 0."""
-        self._learn(page.table)
-        engine = max(ENGINES, key=lambda engine: self._known(engine, page))
-        if not self._known(engine, page):
-            return Reading(
-                engine=None,
-                model=None,
-                gauges={},
-                counters={},
-                histograms={},
-                cpu_seconds=self._sum(CPU_SECONDS, page),
-                start_seconds=self._sum(START_SECONDS, page),
-            )
-        gauges = {name: self._first(names, page) for name, names in engine.gauges.items()}
-        shares = {name: self._share(names, page) for name, names in engine.shares.items()}
-        counters = {name: self._total(parts, page) for name, parts in engine.counters.items()}
-        histograms = {
-            stage: self._histogram(alternatives, page)
-            for stage, alternatives in engine.histograms.items()
-        }
-        return Reading(
-            engine=engine,
-            model=self._model(engine, page),
-            gauges={k: v for k, v in (gauges | shares).items() if v is not None},
-            counters={k: v for k, v in counters.items() if v is not None},
-            histograms={k: v for k, v in histograms.items() if v is not None},
-            cpu_seconds=self._sum(CPU_SECONDS, page),
-            start_seconds=self._sum(START_SECONDS, page),
-        )
-
-    def _learn(self, table: Table) -> None:
-        if table is not self._table:
-            self._table, self._seen = table, 0
-            self._numbers.clear()
-            self._bounds.clear()
-        for number in range(self._seen, len(table.series)):
-            series = table.series[number]
-            if not all(series.label(rank) in (None, "", "0") for rank in RANK_LABELS):
-                continue
-            self._numbers[series.name].append(number)
-            bound = series.label("le")
-            if bound is not None:
-                self._bounds[number] = float(bound)
-        self._seen = len(table.series)
-
-    def _present(self, name: str, page: Page) -> Iterable[tuple[int, float]]:
-        for number in self._numbers.get(name, ()):
-            value = page.values[number] if number < len(page.values) else None
-            if value is not None and not isnan(value):
-                yield number, value
-
-    def _known(self, engine: Engine, page: Page) -> int:
-        names = {
-            name for known in (engine.gauges, engine.shares) for n in known.values() for name in n
-        }
-        names |= {n for total in engine.counters.values() for parts in total for n in parts}
-        return sum(1 for name in names if any(True for _ in self._present(name, page)))
-
-    def _sum(self, name: str, page: Page) -> float | None:
-        values = [value for _, value in self._present(name, page)]
-        return sum(values) if values else None
-
-    def _first(self, names: Iterable[str], page: Page) -> float | None:
-        return next((v for name in names if (v := self._sum(name, page)) is not None), None)
-
-    def _share(self, names: Iterable[str], page: Page) -> float | None:
-        for name in names:
-            if values := [value for _, value in self._present(name, page)]:
-                return sum(values) / len(values)
-        return None
-
-    def _total(self, alternatives: Iterable[tuple[str, ...]], page: Page) -> float | None:
-        for main, *others in alternatives:
-            total = self._sum(main, page)
-            if total is not None:
-                return total + sum(self._sum(other, page) or 0.0 for other in others)
-        return None
-
-    def _histogram(self, alternatives: Iterable[Distribution], page: Page) -> Cumulative | None:
-        for names in alternatives:
-            count, total = self._sum(names.count, page), self._sum(names.sum, page)
-            if count is None or total is None:
-                continue
-            buckets: defaultdict[float, float] = defaultdict(float)
-            for number, value in self._present(names.bucket or "", page):
-                if number in self._bounds:
-                    buckets[self._bounds[number]] += value
-            bounds = sorted(buckets)
-            return Cumulative(
-                count,
-                total,
-                tuple(bound for bound in bounds if bound != float("inf")),
-                (*(buckets[b] for b in bounds if b != float("inf")), count) if bounds else (),
-            )
-        return None
-
-    def _model(self, engine: Engine, page: Page) -> str | None:
-        assert self._table is not None
-        models = {
-            self._table.series[number].label(MODEL_LABEL)
-            for names in engine.gauges.values()
-            for name in names
-            for number, _ in self._present(name, page)
-        }
-        return ",".join(sorted(m for m in models if m)) or None
-
-
-def growth(before: Cumulative | None, now: Cumulative, stage: str) -> HistogramDelta:
-    """Observations between two pages; all of ``now`` when there is no ``before``.
-
-    Buckets are left out when there were no observations, or when their bounds changed.
-    """
-    before = before or Cumulative(0.0, 0.0, now.bounds, (0.0,) * len(now.counts))
-    delta = HistogramDelta(stage=stage, count=now.count - before.count, sum=now.sum - before.sum)
-    if not delta.count or not now.counts or now.bounds != before.bounds:
-        return delta
-    up_to = [new - old for new, old in zip(now.counts, before.counts, strict=True)]
-    counts = (up_to[0], *(high - low for low, high in pairwise(up_to)))
-    return replace(delta, bounds=now.bounds, counts=counts)
-
-
-def went_back(before: Reading, now: Reading) -> bool:
-    """Whether the engine was restarted between two readings: a total shrank, or it says so."""
-    starts = (before.start_seconds, now.start_seconds)
-    return (
-        (None not in starts and starts[0] != starts[1])
-        or any(now.counters.get(name, old) < old for name, old in before.counters.items())
-        or any(
-            stage in now.histograms and now.histograms[stage].count < old.count
-            for stage, old in before.histograms.items()
-        )
-    )
-
-
-def frozen(before: Reading, now: Reading) -> bool:
-    """Whether a page is an old one shown again: requests are open, yet no total moved, and
-    neither did the CPU time of the process that should have rendered it.
-
-    An engine that hangs behind a live web server is not frozen in this sense: its page is true.
-    Never true of engines that do not tell their CPU time.
-    """
-    return (
-        now.open_requests > 0
-        and now.cpu_seconds is not None
-        and now.cpu_seconds == before.cpu_seconds
-        and now.counters == before.counters
-        and now.histograms == before.histograms
-    )
+Sum = Callable[[Numbers], float | None]
+"""Adds up the series that are on the page; None without any, NaN where one is no number."""
 
 
 class Tracker:
     """Turns the pages of one instance into samples; remembers the last good one."""
 
-    def __init__(self, instance: str) -> None:
+    def __init__(self, instance: str, *, stale_s: float = STALE_S) -> None:
         self.version: str | None = None
         """Version that the engine was asked for: None not yet, empty when it did not tell;
         forgotten when it restarts."""
-        self._instance = instance
-        self._reader = Reader()
-        self._last: Reading | None = None
-        self._last_ns = 0
-        self._frozen = 0
-
-    @property
-    def engine(self) -> Engine | None:
+        self.engine: Engine | None = None
         """The engine as last recognised."""
-        return self._last.engine if self._last else None
+        self._instance = instance
+        self._stale_ns = stale_s * 1e9
+        self._model: str | None = None
+        self._index: Index | None = None
+        self._plan: Plan | None = None
+        self._last: Values | None = None
+        """The last good page; None before it."""
+        self._last_ns = 0
+        self._moved_ns = 0
+        """When a total last moved, or no request was open."""
 
     def page(
         self, page: Page, *, observed_at_ns: int, monotonic_ns: int, scrape_ms: float
     ) -> EngineSample:
         """Sample of a whole page; counters grow since the last good one."""
-        now, before = self._reader.read(page), self._last
-        if now.engine is None:
+        values = _without_infinities(page.values)
+        plan = self._planned(page, values)
+        if plan is None:
             return self._sample(observed_at_ns, scrape_ms, "fresh")
+        assert self._index is not None
+        self.engine, self._model = plan.engine, _model(plan, values)
+        here = _adder(values)
+        gauges: dict[str, Any] = {
+            k: _number(_first(totals, here)) for k, totals in plan.gauges.items()
+        }
+        gauges |= {k: _number(_mean(totals, values)) for k, totals in plan.shares.items()}
+        sample = self._sample(observed_at_ns, scrape_ms, "fresh")
+        before, before_ns = self._last, self._last_ns
         if before is None:
-            self._last, self._last_ns = now, monotonic_ns
-            return replace(self._sample(observed_at_ns, scrape_ms, "fresh"), **now.gauges)
-        self._frozen = self._frozen + 1 if frozen(before, now) else 0
-        if self._frozen >= STALE_PAGES:
-            error = "requests are open, but neither a counter nor the CPU time moved"
-            return self._sample(observed_at_ns, scrape_ms, "stale", error)
-        restarted = went_back(before, now)
+            self._last, self._last_ns, self._moved_ns = values, monotonic_ns, monotonic_ns
+            return replace(sample, **gauges)
+        base: Values = [old for old, _ in zip_longest(before, values)]
+        growth = _growth(base, values)
+        still = self._still(plan, values, growth, gauges, monotonic_ns)
+        if still is not None:
+            return self._sample(observed_at_ns, scrape_ms, "stale", still)
+        restarted = _begin_anew(plan, self._index, base, values, growth)
         if restarted:
             self.version = None
-        counters = {} if restarted else before.counters
-        histograms = {} if restarted else before.histograms
-        interval_ns = monotonic_ns - self._last_ns
-        self._last, self._last_ns = now, monotonic_ns
+        self._last, self._last_ns = values, monotonic_ns
+        grown = _adder(growth)
+        counters: dict[str, Any] = {
+            k: _number(_first(totals, grown)) for k, totals in plan.counters.items()
+        }
         return replace(
-            self._sample(observed_at_ns, scrape_ms, "fresh"),
-            interval_ns=interval_ns,
+            sample,
+            version=self.version or None,
+            interval_ns=monotonic_ns - before_ns,
             restarted=restarted,
             histograms=tuple(
-                growth(histograms.get(stage), value, stage)
-                for stage, value in now.histograms.items()
+                delta
+                for stage, alternatives in plan.histograms.items()
+                if (delta := _histogram(stage, alternatives, base, growth)) is not None
             ),
-            **now.gauges,
-            **{name: value - counters.get(name, 0.0) for name, value in now.counters.items()},
+            **gauges,
+            **counters,
         )
 
     def failed(self, error: str, *, observed_at_ns: int, scrape_ms: float) -> EngineSample:
         """Sample of a scrape that gave no page; everything the page would tell is null."""
         return self._sample(observed_at_ns, scrape_ms, "failed", error)
 
+    def answered(
+        self, engine: Engine, model: str | None, *, observed_at_ns: int, scrape_ms: float
+    ) -> EngineSample:
+        """Sample of an engine that has no metrics page, but answered and named its model."""
+        self.engine, self._model = engine, model
+        return self._sample(observed_at_ns, scrape_ms, "fresh")
+
+    def _planned(self, page: Page, values: Values) -> Plan | None:
+        """The plan for a page, None when no engine known has a metric on it."""
+        if self._index is None or self._index.table is not page.table:
+            self._index, self._plan, self._last = Index(page.table), None, None
+        if self._index.learn():
+            self._plan = self._index.plan(values) or self._plan
+        return self._plan if self._plan is not None and self._plan.known(values) else None
+
+    def _still(
+        self,
+        plan: Plan,
+        values: Values,
+        growth: Values,
+        gauges: Mapping[str, float | None],
+        monotonic_ns: int,
+    ) -> str | None:
+        """Why the page is stale, None if it is not: requests are open, and for too long no total
+        of the engine has moved.
+
+        Totals of an engine that does not count its steps stand still between requests; then the
+        CPU time of the process that renders the page must do so too.
+        """
+        assert self._index is not None
+        assert self._last is not None
+        cpu = self._index.one(CPU_SECONDS, values)
+        rendered = cpu is None or cpu != self._index.one(CPU_SECONDS, self._last)
+        open_requests = (gauges.get("running") or 0.0) + (gauges.get("waiting") or 0.0)
+        if (
+            not open_requests
+            or any(growth[number] for number in plan.monotone)
+            or (rendered and not plan.engine.steady)
+        ):
+            self._moved_ns = monotonic_ns
+        still_ns = monotonic_ns - self._moved_ns
+        if still_ns < self._stale_ns:
+            return None
+        still = (
+            f"{open_requests:g} requests are open, but no total moved for {still_ns / 1e9:.1f} s"
+        )
+        if rendered:
+            return f"{still}: the engine hangs, waits, or takes one step that long"
+        return f"{still}, nor did the server's CPU time: an old page is shown again"
+
     def _sample(
         self, observed_at_ns: int, scrape_ms: float, freshness: Freshness, error: str | None = None
     ) -> EngineSample:
-        last = self._last
         return EngineSample(
             instance=self._instance,
             source="engine",
             observed_at_ns=observed_at_ns,
-            engine=last.engine.name if last and last.engine else None,
+            engine=self.engine.name if self.engine else None,
             version=self.version or None,
-            model=last.model if last else None,
+            model=self._model,
             freshness=freshness,
             error=error,
             scrape_ms=scrape_ms,
             restarted=False,
         )
+
+
+def _without_infinities(values: Values) -> Values:
+    """Values with NaN for infinite ones, so that growth and sums of them are NaN, not infinite."""
+    if isfinite(sum(filter(None, values))):
+        return values
+    return [v if v is None or isfinite(v) else nan for v in values]
+
+
+def _growth(base: Values, values: Values) -> Values:
+    """Growth of each series; of a new one, its value."""
+    return [
+        None if now is None else now if before is None else now - before
+        for before, now in zip(base, values, strict=True)
+    ]
+
+
+def _begin_anew(plan: Plan, index: Index, base: Values, values: Values, growth: Values) -> bool:
+    """Let the growth of ranks that were restarted begin at 0; whether there were any.
+
+    A rank was restarted when one of its totals went back, all were when the server says so or
+    totals of the server as a whole went back.
+    """
+    started, starts = index.one(START_SECONDS, base), index.one(START_SECONDS, values)
+    everything = started is not None and starts is not None and abs(starts - started) > CLOCK_S
+    back = {index.ranks[n] for n in plan.monotone if (growth[n] or 0.0) < 0}
+    everything = everything or any(not any(rank) for rank in back)
+    for number, value in enumerate(values):
+        if value is not None and (everything or index.ranks[number] in back):
+            base[number], growth[number] = 0.0, value
+    return everything or bool(back)
+
+
+def _adder(values: Values) -> Sum:
+    def add(numbers: Numbers) -> float | None:
+        present = [value for number in numbers if (value := values[number]) is not None]
+        return sum(present) if present else None
+
+    return add
+
+
+def _first(alternatives: Totals, add: Sum) -> float | None:
+    """Sum of the parts of the first alternative whose main part is on the page."""
+    for main, *others in alternatives:
+        total = add(main)
+        if total is not None:
+            return total + sum(add(part) or 0.0 for part in others)
+    return None
+
+
+def _mean(alternatives: Totals, values: Values) -> float | None:
+    for (numbers,) in alternatives:
+        present = [value for number in numbers if (value := values[number]) is not None]
+        if present:
+            return sum(present) / len(present)
+    return None
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
+def _histogram(
+    stage: str, alternatives: list[Timed], base: Values, growth: Values
+) -> HistogramDelta | None:
+    """Growth of the first alternative on the page, None without any, or with one that is no
+    number.
+
+    Buckets are left out when there were no observations, and when those of two pages or of two
+    ranks do not match.
+    """
+    add = _adder(growth)
+    for timed in alternatives:
+        count, total = add(timed.count), add(timed.sum)
+        if count is None or total is None:
+            continue
+        if not isfinite(count) or not isfinite(total):
+            return None
+        bounds, counts = _buckets(timed, base, growth) if count else ((), ())
+        return HistogramDelta(
+            stage=stage,
+            count=count,
+            sum=max(total, 0.0) * timed.unit,
+            bounds=bounds,
+            counts=counts,
+        )
+    return None
+
+
+def _buckets(
+    timed: Timed, base: Values, growth: Values
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Bounds, and the observations in each bucket, the last one without a bound."""
+    bounds: list[float] = []
+    up_to: list[float] = []
+    for count, buckets in timed.buckets:
+        observed = growth[count]
+        if observed is None:
+            continue
+        present = [(bound, n, up) for bound, n in buckets if (up := growth[n]) is not None]
+        here = [bound for bound, _, _ in present]
+        new = base[count] is None
+        if (up_to and here != bounds) or any((base[n] is None) != new for _, n, _ in present):
+            return (), ()
+        ups = [*(up for _, _, up in present), observed]
+        bounds, up_to = here, [a + b for a, b in zip(up_to, ups, strict=True)] if up_to else ups
+    counts = tuple(high - low for low, high in pairwise((0.0, *up_to)))
+    if not bounds or not all(number >= 0 for number in counts):
+        return (), ()
+    return tuple(bounds), counts
+
+
+def _model(plan: Plan, values: Values) -> str | None:
+    models = {model for number, model in plan.models if model and values[number] is not None}
+    return ",".join(sorted(models)) or None

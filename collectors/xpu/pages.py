@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from latencyprism.collectors.engine.client import Client, ScrapeError, checked_page
 from latencyprism.collectors.engine.exposition import ExpositionError, Page, Parser, Series, Table
-from latencyprism.collectors.engine.scraper import Client, ScrapeError, checked_page
 from latencyprism.collectors.xpu.exporters import EXPORTERS, Column, Exporter
 from latencyprism.collectors.xpu.reading import Reading
 from latencyprism.collectors.xpu.reasons import clocks_event_names

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from latencyprism.collectors.engine import exposition
+from latencyprism.collectors.engine.aliases import WANTED
 from latencyprism.collectors.engine.exposition import ExpositionError, Parser, Series
 
 DATA = Path(__file__).parent / "data"
@@ -125,8 +125,8 @@ def escaped(text: str) -> str:
 
 
 @st.composite
-def lines(draw: Callable[[st.SearchStrategy[Any]], Any]) -> str:
-    """A valid sample line, spaced and escaped in any way the format allows."""
+def texts(draw: Callable[[st.SearchStrategy[Any]], Any]) -> str:
+    """A series, spaced and escaped in any way the format allows."""
     parts = [draw(NAMES), draw(SPACES)]
     labels = draw(LABELS)
     if labels or draw(CHOICES):
@@ -136,10 +136,14 @@ def lines(draw: Callable[[st.SearchStrategy[Any]], Any]) -> str:
         ]
         trailing = "," if pairs and draw(CHOICES) else ""
         parts.append("{" + ",".join(pairs) + trailing + "}")
-    parts += [draw(GAPS), draw(NUMBERS)]
-    if draw(CHOICES):
-        parts += [" ", str(draw(TIMESTAMPS))]
     return "".join(parts)
+
+
+@st.composite
+def lines(draw: Callable[[st.SearchStrategy[Any]], Any]) -> str:
+    """A valid sample line."""
+    timestamp = f" {draw(TIMESTAMPS)}" if draw(CHOICES) else ""
+    return f"{draw(texts())}{draw(GAPS)}{draw(NUMBERS)}{timestamp}"
 
 
 @given(st.lists(lines(), max_size=6), st.sampled_from(["\n", "\r\n"]))
@@ -165,6 +169,105 @@ def test_quoted_names_are_read() -> None:
     }
 
     assert ours(parser, page) == expected == theirs(page)
+
+
+def test_exemplars_and_the_end_mark_of_openmetrics_are_passed_over() -> None:
+    page = (
+        b"# TYPE ttft histogram\n"
+        b'ttft_bucket{le="0.1"} 3 # {trace_id="a # b"} 0.05 1.7e9\n'
+        b'ttft_bucket{le="+Inf"} 4 1700000000.5 # {trace_id="c"} 0.5\n'
+        b"plain 5 # {} 1\n"
+        b"# EOF\n"
+    )
+    parser = Parser()
+    expected = {
+        ("ttft_bucket", frozenset({("le", "0.1")})): 3.0,
+        ("ttft_bucket", frozenset({("le", "+Inf")})): 4.0,
+        ("plain", frozenset()): 5.0,
+    }
+
+    assert ours(parser, page) == expected == theirs(page)
+    assert ours(parser, page) == expected
+
+
+Line = tuple[str, str, str, str]
+"""Series, gap, value and timestamp with a space before it, or nothing."""
+EDITS = st.lists(
+    st.tuples(
+        st.sampled_from(["value", "swap", "drop", "double", "new", "gap", "time"]),
+        st.integers(0, 10**6),
+    ),
+    max_size=4,
+)
+
+
+def edited(page: list[Line], edits: list[tuple[str, int]]) -> list[Line]:
+    """Lines as the next page could have them: a value changed, lines moved, gone, new ..."""
+    page = list(page)
+    for kind, n in edits:
+        if kind == "new" or not page:
+            page.insert(n % (len(page) + 1), (f'fresh{n % 3}{{x="{n % 5}"}}', " ", str(n), ""))
+            continue
+        at = n % len(page)
+        text, gap, value, timestamp = page[at]
+        match kind:
+            case "value":
+                page[at] = (text, gap, str(n), timestamp)
+            case "gap":
+                page[at] = (text, " \t"[n % 2], value, timestamp)
+            case "time":
+                page[at] = (text, gap, value, f" {n}" if n % 2 else "")
+            case "swap":
+                page[0], page[at] = page[at], page[0]
+            case "drop":
+                del page[at]
+            case "double":
+                page.insert(at, page[at])
+    return page
+
+
+@given(
+    st.lists(st.tuples(texts(), GAPS, NUMBERS, st.just("")), max_size=6),
+    st.lists(EDITS, min_size=1, max_size=4),
+)
+@example([("a", " ", "1", ""), ("b", " ", "2", "")], [[("swap", 1)], [("value", 1)]])
+@example([("a", "\t", "1", ""), ("b", "\t", "2", "")], [[("swap", 1)], [("value", 1)]])
+@example([("a", " ", "1", "")], [[("double", 0)], [("value", 0)], [("value", 1)]])
+def test_each_page_that_follows_reads_as_the_reference_reads_it(
+    page: list[Line], pages: list[list[tuple[str, int]]]
+) -> None:
+    some = {"fresh0", "fresh1", "a"}
+    parser, choosy = Parser(), Parser(some)
+    for edits in [[], *pages]:
+        page = edited(page, edits)
+        text = "".join("".join(line) + "\n" for line in page).encode()
+        expected = theirs(text)
+        assert ours(parser, text) == expected
+        assert ours(choosy, text) == {k: v for k, v in expected.items() if k[0] in some}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_wanted_series_of_real_pages_are_those_of_the_reference(path: Path) -> None:
+    page = path.read_bytes()
+    parser = Parser(WANTED)
+    expected = {key: value for key, value in theirs(page).items() if key[0] in WANTED}
+
+    assert ours(parser, page) == expected
+    assert ours(parser, page) == expected
+
+
+def test_a_real_page_is_followed_line_by_line_to_the_next() -> None:
+    parser = Parser()
+    for number in (1, 2, 1):
+        page = (DATA / f"vllm-0.32-live-{number}.prom").read_bytes()
+        assert ours(parser, page) == theirs(page)
+
+
+def test_a_line_that_is_not_wanted_is_checked_all_the_same() -> None:
+    parser = Parser({"fine"})
+    for line in (b"hello world", b"<html>", b'{"error": "no such page"}'):
+        with pytest.raises(ExpositionError, match=r"^line 2: "):
+            parser.parse(b"fine 1\n" + line + b"\n")
 
 
 @pytest.mark.parametrize(
@@ -209,16 +312,31 @@ def test_no_bytes_raise_anything_else(page: bytes) -> None:
         assert Parser().parse(page).values is not None
 
 
-def test_series_without_bound_are_refused_but_changing_ones_are_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(exposition, "MAX_SERIES", 10)
-    parser = Parser()
-    with pytest.raises(ExpositionError, match="more than 10 series"):
-        parser.parse(b"".join(b"m%d 1\n" % i for i in range(11)))
+def test_changing_series_are_forgotten() -> None:
+    parser = Parser(max_series=10)
 
-    assert len(ours(parser, b"".join(b"m%d 1\n" % i for i in range(10)))) == 10
     for start in range(0, 100, 5):
         page = b"".join(b"x%d 1\n" % i for i in range(start, start + 5))
         assert len(ours(parser, page)) == 5
         assert len(parser._table.series) <= 10
+        assert len(parser._table.texts) <= 20
+    assert parser.crowded == set()
+
+
+def test_of_too_many_series_those_of_the_largest_name_are_given_up() -> None:
+    parser = Parser(max_series=10)
+    many = b"".join(b'many{i="%d"} 1\n' % i for i in range(50))
+    page = b"".join(b"m%d 1\n" % i for i in range(8)) + many
+
+    for _ in range(3):
+        assert ours(parser, page) == {(f"m{i}", frozenset()): 1.0 for i in range(8)}
+    assert parser.crowded == {"many"}
+    assert len(parser._table.series) == 8
+
+
+def test_names_are_given_up_until_the_rest_fits() -> None:
+    parser = Parser(max_series=3)
+    page = b"".join(b"m%d 1\n" % i for i in range(8))
+
+    assert len(ours(parser, page)) == 3
+    assert len(parser.crowded) == 5

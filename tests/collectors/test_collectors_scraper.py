@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
-from latencyprism.collectors.engine import scraper
+from latencyprism.collectors.engine import client
+from latencyprism.collectors.engine.client import Client, ScrapeError, checked_page
 from latencyprism.collectors.engine.config import EngineConfig
-from latencyprism.collectors.engine.scraper import (
-    Client,
-    EngineSource,
-    ScrapeError,
-    checked_page,
-)
+from latencyprism.collectors.engine.scraper import EngineSource
 from latencyprism.collectors.publisher import MemoryPublisher
 from latencyprism.schemas.records import EngineSample
 from latencyprism.schemas.topics import TELEMETRY_ENGINE, Topic
@@ -330,7 +326,7 @@ def test_engine_that_hangs_after_good_pages_fails_once_a_deadline(
 def test_oversized_answer_is_refused(
     engine: Engine, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scraper, "MAX_BYTES", 1000)
+    monkeypatch.setattr(client, "MAX_BYTES", 1000)
     running = watch(engine.url)
 
     assert running.wait_for(is_failed).error == "answer of more than 1000 bytes"
@@ -376,16 +372,16 @@ def test_stop_during_a_hanging_scrape_is_prompt(engine: Engine, watch: Watch) ->
 
 
 def test_host_that_cannot_be_resolved_fails_in_words() -> None:
-    client = Client("http://no-such-host.invalid:1", 1)
+    unknown = Client("http://no-such-host.invalid:1", 1)
 
     with pytest.raises(ScrapeError, match=r"\w+"):
-        client.get("/metrics")
+        unknown.get("/metrics")
 
 
 def test_base_path_is_kept(engine: Engine) -> None:
     engine.answers["/v1/metrics"] = page(b"a 1\n")
-    client = Client(engine.url + "/v1/", 1)
-    content_type, body = client.get("/metrics")
-    client.close()
+    below = Client(engine.url + "/v1/", 1)
+    content_type, body = below.get("/metrics")
+    below.close()
 
     assert checked_page(content_type, body) == b"a 1\n"

@@ -1,5 +1,7 @@
 """Addresses of inference servers, as people write them."""
 
+import socket
+from ipaddress import IPv6Address, ip_address
 from urllib.parse import SplitResult, urlsplit
 
 
@@ -28,3 +30,38 @@ def instance_of(url: str) -> str:
     """
     host = str(endpoint(url).hostname)
     return f"[{host}]:{port_of(url)}" if ":" in host else f"{host}:{port_of(url)}"
+
+
+def addresses_of(url: str) -> tuple[str, ...]:
+    """IP addresses of the server of a base URL; none for a wildcard such as 0.0.0.0, which stands
+    for every address of this host.
+
+    A host name is resolved, which may block, and may have several. Raises ValueError as
+    :func:`endpoint` does, OSError naming the URL for a name that does not resolve.
+    """
+    host = str(endpoint(url).hostname)
+    try:
+        found = [ip_address(host)]
+    except ValueError:
+        try:
+            answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise OSError(error.errno, f"engine {url!r}: {error.strerror}") from error
+        found = [ip_address(address[0]) for *_, address in answers]
+    plain = [(isinstance(a, IPv6Address) and a.ipv4_mapped) or a for a in found]
+    if any(address.is_unspecified for address in plain):
+        return ()
+    return tuple(dict.fromkeys(map(str, plain)))
+
+
+def is_local(address: str) -> bool:
+    """Whether an IP address is one of this host's, in the network namespace of the calling thread,
+    by asking the kernel to bind it.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True

@@ -13,6 +13,11 @@ class NetworkConfig:
     interface: str = ""
     """Network interface to capture on, such as ``lo``; empty captures on all of them, because
     clients may reach a server by any."""
+    namespaces: tuple[str, ...] = ()
+    """Network namespaces in which servers are looked for by their port, beside this one: a name of
+    ``ip netns``, the number of a process, the start of a container's id (12 digits or more), a path
+    such as ``/proc/123/ns/net``, or ``auto``: that of the process which listens on a server's port
+    when nothing does in this one."""
     ring_mib: Annotated[int, Ge(1), Le(256)] = 8
     """Memory shared with the kernel for packets not read yet."""
     block_timeout_ms: Annotated[int, Ge(1), Le(50)] = 20
@@ -25,6 +30,9 @@ class NetworkConfig:
     """Exchanges open at once; further ones are counted and not reported."""
     max_pipelined: Annotated[int, Ge(1)] = 16
     """Requests of one connection that wait for their answer; more make it lose track."""
+    max_streams: Annotated[int, Ge(1)] = 1024
+    """Streams of one HTTP/2 connection that wait for their answer; further ones are counted and not
+    reported."""
     max_held_bytes: Annotated[int, Ge(1)] = 1 << 18
     """Memory for one direction of a connection while an earlier segment of it is missing."""
     max_gaps: Annotated[int, Ge(1)] = 64
@@ -34,5 +42,8 @@ class NetworkConfig:
     message."""
     max_event_bytes: Annotated[int, Ge(256)] = 1 << 16
     """Part of a server-sent event that is looked at; larger ones are counted."""
+    tls_quiet_ms: Annotated[int, Ge(100)] = 1000
+    """A stream inside TLS that was silent for so long has ended, unless its server is known to say
+    when one ends."""
     max_silence_s: Annotated[float, Gt(0)] = 5.0
     """After packets were lost: how long an open exchange without a packet is still believed."""

@@ -6,7 +6,9 @@ after it was begun (twice that when the timer just missed it); reading it costs 
 """
 
 import ctypes
+import errno
 import fcntl
+import logging
 import mmap
 import socket
 import struct
@@ -16,6 +18,8 @@ from typing import Final, Protocol, TypeAlias
 
 from latencyprism.collectors.network.bpf import encode, server_filter
 from latencyprism.collectors.network.frames import Buffer
+
+log = logging.getLogger(__name__)
 
 TakePacket: TypeAlias = Callable[[int, Buffer, int, int], None]
 """Takes the time of capture (ns since the epoch), a buffer, and where in it the IP packet lies."""
@@ -63,6 +67,11 @@ class PacketRing(Protocol):
     def lost(self) -> int:
         """Packets that found the ring full since the last call."""
 
+    def interrupted(self) -> bool:
+        """Whether the interface went down since the last call; it is listened to again by itself
+        when it comes up.
+        """
+
     def close(self) -> None:
         """Give it back."""
 
@@ -70,9 +79,11 @@ class PacketRing(Protocol):
 class Ring:
     """TCP packets of the servers' ports on one interface, or on all of them when it is empty.
 
-    On the loopback each packet is taken once, as received. Raises PermissionError without
-    CAP_NET_RAW, OSError for an interface that does not exist or a kernel without packet sockets,
-    ValueError for ports that cannot be filtered.
+    On the loopback each packet is taken once, as received. It belongs to the network namespace of
+    the thread that makes it. When the kernel has not so much memory in one piece the ring is
+    halved, down to 1 MiB, with a warning. Raises PermissionError without CAP_NET_RAW, OSError for
+    an interface that does not exist, a kernel without packet sockets or memory for the smallest
+    ring, ValueError for ports that cannot be filtered.
     """
 
     def __init__(
@@ -80,7 +91,6 @@ class Ring:
     ) -> None:
         self.hold_ns = 2 * block_timeout_ms * 1_000_000 + _TIMER_SLACK_NS
         self.newest_ns = 0
-        self._blocks = (ring_mib << 20) // BLOCK_BYTES
         self._at = 0
         try:
             # What comes in before the filter does not get into the ring: making it purges that
@@ -94,7 +104,12 @@ class Ring:
             ) from e
         try:
             self._filter(interface, ports)
-            self._memory = self._share(block_timeout_ms)
+            self.size_mib = self._share(ring_mib, block_timeout_ms)
+            """What of it could be had."""
+            size = self.size_mib << 20
+            self._blocks = size // BLOCK_BYTES
+            access = mmap.PROT_READ | mmap.PROT_WRITE
+            self._memory = mmap.mmap(self._socket.fileno(), size, mmap.MAP_SHARED, access)
             if interface:
                 self._socket.bind((interface, ETH_P_ALL))
             self.lost()
@@ -111,16 +126,24 @@ class Ring:
         described = struct.pack("@HP", len(program), ctypes.addressof(code))
         self._socket.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, described)
 
-    def _share(self, block_timeout_ms: int) -> mmap.mmap:
-        size = self._blocks * BLOCK_BYTES
-        frames = size // _FRAME_BYTES
-        request = struct.pack(
-            "=7I", BLOCK_BYTES, self._blocks, _FRAME_BYTES, frames, block_timeout_ms, 0, 0
-        )
+    def _share(self, ring_mib: int, block_timeout_ms: int) -> int:
+        """Let the kernel share memory; how much, MiB."""
         self._socket.setsockopt(SOL_PACKET, PACKET_VERSION, TPACKET_V3)
-        self._socket.setsockopt(SOL_PACKET, PACKET_RX_RING, request)
-        access = mmap.PROT_READ | mmap.PROT_WRITE
-        return mmap.mmap(self._socket.fileno(), size, mmap.MAP_SHARED, access)
+        while True:
+            size = ring_mib << 20
+            blocks, frames = size // BLOCK_BYTES, size // _FRAME_BYTES
+            request = struct.pack(
+                "=7I", BLOCK_BYTES, blocks, _FRAME_BYTES, frames, block_timeout_ms, 0, 0
+            )
+            try:
+                self._socket.setsockopt(SOL_PACKET, PACKET_RX_RING, request)
+            except OSError as e:
+                if e.errno != errno.ENOMEM or ring_mib == 1:
+                    raise
+                log.warning("no memory for a ring of %d MiB: trying half of it", ring_mib)
+                ring_mib //= 2
+                continue
+            return ring_mib
 
     def filling(self) -> bool:
         """See :class:`PacketRing`."""
@@ -152,6 +175,10 @@ class Ring:
         statistics = self._socket.getsockopt(SOL_PACKET, PACKET_STATISTICS, 12)
         return int(_TWO_U32.unpack_from(statistics)[1])
 
+    def interrupted(self) -> bool:
+        """See :class:`PacketRing`."""
+        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ENETDOWN
+
     def close(self) -> None:
         """See :class:`PacketRing`."""
         self._memory.close()
@@ -168,6 +195,7 @@ class MemoryRing:
         self.full = 1000
         """Packets of which four quarters are one ring."""
         self.dropped = 0
+        self.down = False
 
     def filling(self) -> bool:
         """See :class:`PacketRing`."""
@@ -185,6 +213,11 @@ class MemoryRing:
         """See :class:`PacketRing`."""
         dropped, self.dropped = self.dropped, 0
         return dropped
+
+    def interrupted(self) -> bool:
+        """See :class:`PacketRing`."""
+        down, self.down = self.down, False
+        return down
 
     def close(self) -> None:
         """Nothing to give back."""

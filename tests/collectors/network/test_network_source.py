@@ -9,6 +9,7 @@ from latencyprism.collectors.network.config import NetworkConfig
 from latencyprism.collectors.network.ring import MemoryRing
 from latencyprism.collectors.network.source import SKEW_NS, NetworkSource, Reports
 from latencyprism.collectors.network.tap import Tap
+from latencyprism.collectors.network.targets import Targets, Watch
 from latencyprism.schemas.records import RequestTiming
 from latencyprism.schemas.topics import TELEMETRY_REQUESTS, Topic
 
@@ -52,7 +53,7 @@ class Bench:
         self.reports = Reports(
             self.ring,
             self.tap,
-            instances,
+            Targets([Watch.of(f"http://{instance}") for instance in instances]),
             interval_ms=100,
             wall_ns=lambda: self.clock.wall,
             monotonic_ns=lambda: self.clock.monotonic,

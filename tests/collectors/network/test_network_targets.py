@@ -2,7 +2,7 @@ import ipaddress
 
 import pytest
 
-from latencyprism.collectors.network.targets import MAX_ADDRESSES, Targets, Watch, is_local
+from latencyprism.collectors.network.targets import MAX_ADDRESSES, Targets, Watch
 
 
 def packed(address: str) -> bytes:
@@ -12,10 +12,10 @@ def packed(address: str) -> bytes:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("http://127.0.0.1:8000", Watch(instance="127.0.0.1:8000", port=8000, address="127.0.0.1")),
-        ("http://[::1]:8000/v1", Watch(instance="[::1]:8000", port=8000, address="::1")),
+        ("http://127.0.0.1:8000", Watch(instance="127.0.0.1:8000", port=8000, addresses=("127.0.0.1",))),
+        ("http://[::1]:8000/v1", Watch(instance="[::1]:8000", port=8000, addresses=("::1",))),
         ("http://0.0.0.0:8000", Watch(instance="0.0.0.0:8000", port=8000)),
-        ("https://10.0.0.1", Watch(instance="10.0.0.1:443", port=443, address="10.0.0.1")),
+        ("https://10.0.0.1", Watch(instance="10.0.0.1:443", port=443, addresses=("10.0.0.1",))),
     ],
 )
 def test_watch_of_a_url(url: str, expected: Watch) -> None:
@@ -26,20 +26,47 @@ def test_a_name_is_resolved_and_kept_as_the_instance() -> None:
     watch = Watch.of("http://localhost:8000")
 
     assert watch.instance == "localhost:8000"
-    assert watch.address is not None
-    assert ipaddress.ip_address(watch.address).is_loopback
+    assert watch.addresses
+    assert all(ipaddress.ip_address(address).is_loopback for address in watch.addresses)
+
+
+def test_a_name_with_several_addresses_is_known_by_each() -> None:
+    watch = Watch(instance="engine:8000", port=8000, addresses=("10.0.0.6", "2001:db8::6"))
+    targets = Targets([watch], local=lambda _: False)
+
+    assert targets.find(packed("10.0.0.6"), 8000) == "engine:8000"
+    assert targets.find(packed("2001:db8::6"), 8000) == "engine:8000"
+    assert targets.find(packed("10.0.0.7"), 8000) is None
+
+
+def test_one_address_of_this_host_among_several_stands_for_all() -> None:
+    watch = Watch(instance="engine:8000", port=8000, addresses=("10.0.0.6", "127.0.0.1"))
+    targets = Targets([watch], local=lambda a: a in ("127.0.0.1", "10.0.0.5"))
+
+    assert targets.find(packed("10.0.0.5"), 8000) == "engine:8000"
+
+
+def test_an_old_address_in_the_clothes_of_a_new_one() -> None:
+    watch = Watch.of("http://[::ffff:10.0.0.6]:8000")
+
+    assert watch.addresses == ("10.0.0.6",)
+
+
+def test_other_servers_can_be_assigned() -> None:
+    targets = Targets([Watch.of("http://10.0.0.6:8000")], local=lambda _: False)
+    assert targets.find(packed("10.0.0.7"), 8000) is None
+
+    targets.assign([Watch.of("http://10.0.0.7:9000")])
+
+    assert targets.find(packed("10.0.0.6"), 8000) is None
+    assert targets.find(packed("10.0.0.7"), 9000) == "10.0.0.7:9000"
+    assert (targets.ports, targets.instances) == ({9000}, ["10.0.0.7:9000"])
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://a:1", "http://:80", "http://a:x"])
 def test_a_url_that_names_no_server_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"http://host:port|[Pp]ort"):
         Watch.of(url)
-
-
-def test_local_addresses_are_known_to_the_kernel() -> None:
-    assert is_local("127.0.0.1")
-    assert not is_local("192.0.2.1")  # reserved for documentation
-    assert not is_local("nonsense")
 
 
 def test_every_address_of_this_host_reaches_a_local_server() -> None:
@@ -83,8 +110,3 @@ def test_the_kernel_is_asked_once_an_address_within_bounds() -> None:
     for number in range(2 * MAX_ADDRESSES):
         targets.find(number.to_bytes(4, "big"), 8000)
     assert len(targets._known) <= MAX_ADDRESSES
-
-
-def test_nothing_to_watch_is_refused() -> None:
-    with pytest.raises(ValueError, match="no server"):
-        Targets([])

@@ -118,6 +118,12 @@ _VALUE_OF_TYPE: Final = {
 class _Slow:
     """What is read at the slow pace; :attr:`traffic` is given out once, the rest until the next."""
 
+    memory_clock_mhz: int | None = None
+    power_limit_w: float | None = None
+    corrected: int | None = None
+    uncorrected: int | None = None
+    link_errors: int | None = None
+    replays: int | None = None
     gen: int | None = None
     width: int | None = None
     pids: tuple[int, ...] = ()
@@ -142,11 +148,11 @@ class _Device:
     name: str | None
     aliases: frozenset[str] = frozenset()
     clock_max_mhz: int | None = None
-    fields: Fields = ()
-    """Those of the field values that this GPU tells."""
+    traffic: Fields = ()
+    """The counters of links that this GPU tells, as well as below."""
     traffic_unit: int = 1
-    traffic: frozenset[tuple[int, int]] = frozenset()
-    errors: frozenset[tuple[int, int]] = frozenset()
+    errors: Fields = ()
+    has_memory_sensor: bool = False
     slices: list[_Slice] = field(default_factory=list)
     slow: _Slow = field(default_factory=_Slow)
 
@@ -280,11 +286,9 @@ class Nvml:
         address = _told(pynvml.nvmlDeviceGetPciInfo, handle)
         device.aliases = frozenset() if address is None else frozenset({_pci(address)})
         device.clock_max_mhz = _told(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM)
-        traffic, device.traffic_unit = _first_told(handle, LINK_TRAFFIC)
-        errors, _ = _first_told(handle, LINK_ERRORS)
-        device.traffic, device.errors = frozenset(traffic), frozenset(errors)
-        others = tuple(_field_values(handle, MEMORY_TEMPERATURE + PCIE_REPLAYS))
-        device.fields = others + traffic + errors
+        device.traffic, device.traffic_unit = _first_told(handle, LINK_TRAFFIC)
+        device.errors, _ = _first_told(handle, LINK_ERRORS)
+        device.has_memory_sensor = bool(_field_values(handle, MEMORY_TEMPERATURE))
         events = pynvml.nvmlEventTypeXidCriticalError
         _told(pynvml.nvmlDeviceRegisterEvents, handle, events, self._events)
         _read_state(device)
@@ -329,7 +333,8 @@ class Nvml:
             temperature = _told(
                 pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
             )
-        fields = _field_values(handle, device.fields)
+        sensor = MEMORY_TEMPERATURE if device.has_memory_sensor else ()
+        fields = _field_values(handle, sensor + device.traffic)
         (received, sent), slow.traffic = slow.traffic, (None, None)
         return Reading(
             device=device.device,
@@ -342,22 +347,22 @@ class Nvml:
             memory_total_bytes=total,
             core_clock_mhz=_told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
             core_clock_max_mhz=device.clock_max_mhz,
-            memory_clock_mhz=_told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+            memory_clock_mhz=slow.memory_clock_mhz,
             throttle_reasons=None if reasons is None else clocks_event_names(reasons),
             temperature_c=temperature,
             memory_temperature_c=fields.get(MEMORY_TEMPERATURE[0]),
             power_w=_thousandth(_told(pynvml.nvmlDeviceGetPowerUsage, handle)),
-            power_limit_w=_thousandth(_told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)),
-            ecc_corrected_total=_ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED),
-            ecc_uncorrected_total=_ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED),
+            power_limit_w=slow.power_limit_w,
+            ecc_corrected_total=slow.corrected,
+            ecc_uncorrected_total=slow.uncorrected,
             xid=xid,
             pcie_rx_bytes_s=received,
             pcie_tx_bytes_s=sent,
-            pcie_replays_total=fields.get(PCIE_REPLAYS[0]),
+            pcie_replays_total=slow.replays,
             pcie_gen=slow.gen,
             pcie_width=slow.width,
             link_bytes_total=_sum(fields, device.traffic, device.traffic_unit),
-            link_errors_total=_sum(fields, device.errors, 1),
+            link_errors_total=slow.link_errors,
             pids=slow.pids,
         )
 
@@ -380,8 +385,15 @@ class Nvml:
 
 
 def _read_state(device: _Device) -> None:
-    """Read what changes seldom."""
+    """Read what changes seldom, or matters as a total only."""
     handle, slow = device.handle, device.slow
+    fields = _field_values(handle, PCIE_REPLAYS + device.errors)
+    slow.replays = fields.get(PCIE_REPLAYS[0])
+    slow.link_errors = _sum(fields, device.errors, 1)
+    slow.memory_clock_mhz = _told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM)
+    slow.power_limit_w = _thousandth(_told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle))
+    slow.corrected = _ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
+    slow.uncorrected = _ecc(handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
     slow.gen = _told(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle)
     slow.width = _told(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle)
     slow.pids = _pids(handle)
@@ -466,11 +478,9 @@ def _first_told(handle: Any, alternatives: Sequence[tuple[Fields, int]]) -> tupl
     return (), 1
 
 
-def _sum(
-    values: dict[tuple[int, int], Any], fields: frozenset[tuple[int, int]], unit: int
-) -> int | None:
+def _sum(values: Mapping[tuple[int, int], Any], fields: Fields, unit: int) -> int | None:
     """Sum of counters; None unless all of them are told, since a part would look like growth."""
-    if not fields or not fields <= values.keys():
+    if not fields or any(key not in values for key in fields):
         return None
     return sum(int(values[key]) for key in fields) * unit
 

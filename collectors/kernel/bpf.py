@@ -47,6 +47,7 @@ class MapKind(IntEnum):
     """What a map is."""
 
     HASH = 1
+    ARRAY = 2
     PERCPU_ARRAY = 6
     LRU_HASH = 9
     RING = 27

@@ -31,8 +31,9 @@ OUT: Final = "out"
 _NO_WAKEUP: Final = 1  # BPF_RB_NO_WAKEUP: the reader looks by itself
 _MINUS_ONE: Final = -1
 
-EVENT_HEADER: Final = 24
-"""Of an event of :func:`frames`: time (u64), process, descriptor, bytes moved, direction (u32)."""
+EVENT_HEADER: Final = 32
+"""Of an event of :func:`frames`: time (u64), process, descriptor, bytes moved, direction (u32), and
+events lost before it (u64)."""
 INBOUND, OUTBOUND = 0, 1
 INBOUND_BYTES: Final = 96
 """What is read of a message to the engine: its kind, the request's id and the prompt's length."""
@@ -148,12 +149,10 @@ def _delete(a: Assembler, map_fd: int, key: int = KEY) -> None:
     a.call(Helper.MAP_DELETE)
 
 
-def _add_one(a: Assembler, map_fd: int) -> None:
-    """Count in the only element of an array."""
+def _only(a: Assembler, map_fd: int) -> None:
+    """R0 points to the only element of an array."""
     a.store(U32, FP, SPARE, 0)
     _lookup(a, map_fd, SPARE)
-    a.move(R1, 1)
-    a.atomic_add(R0, 0, R1)
 
 
 def _current_process(a: Assembler, register: Reg) -> None:
@@ -382,9 +381,11 @@ def frames(
     _current_process(a, R1)
     a.store(U32, FP, KEY, R1)
     _lookup(a, cores)
-    a.store(U32, FP, SPARE, 0)
-    _lookup(a, scratch, SPARE)
+    _only(a, scratch)
     a.move(R9, R0)
+    _only(a, lost)
+    a.load(U64, R1, R0, 0)
+    a.store(U64, R9, 24, R1)
     a.call(Helper.KTIME_GET_NS)
     a.store(U64, R9, 0, R0)
     a.load(U32, R1, FP, KEY)
@@ -416,7 +417,9 @@ def frames(
     a.move(R4, _NO_WAKEUP)
     a.call(Helper.RINGBUF_OUTPUT)
     a.jump_if(R0, Cond.EQ, 0, OUT)
-    _add_one(a, lost)
+    _only(a, lost)
+    a.move(R1, 1)
+    a.atomic_add(R0, 0, R1)
     return _end(a)
 
 

@@ -48,6 +48,8 @@ class _Open:
     """The newest step while messages about it may still come."""
 
     end_ns: int
+    descriptors: set[int]
+    """Connections on which messages about it came, one each."""
     scheduled_ns: int | None = None
     decode_sequences: int = 0
     joined: int = 0
@@ -56,7 +58,16 @@ class _Open:
     context_tokens: int = 0
     active: int | None = None
 
+    def same_as(self, other: "_Open") -> bool:
+        """Whether the other tells more about the same step."""
+        return (
+            abs(self.end_ns - other.end_ns) < SAME_STEP_NS
+            and not self.descriptors & other.descriptors
+        )
+
     def merge(self, other: "_Open") -> None:
+        """Add what the other tells."""
+        self.descriptors |= other.descriptors
         known = [at for at in (self.scheduled_ns, other.scheduled_ns) if at is not None]
         self.scheduled_ns = min(known, default=None)
         self.decode_sequences += other.decode_sequences
@@ -166,15 +177,20 @@ class Engine:
         if not outputs.outputs and not (outputs.active and descriptor in self._talking):
             return  # statistics alone
         self._talking.add(descriptor)
-        part = self._part(end_ns, outputs)
-        if self._open is not None and abs(end_ns - self._open.end_ns) < SAME_STEP_NS:
+        part = self._part(end_ns, descriptor, outputs)
+        if self._open is not None and self._open.same_as(part):
             self._open.merge(part)
             return
         self._close()
         self._open = part
 
-    def _part(self, end_ns: int, outputs: Outputs) -> _Open:
-        part = _Open(end_ns=end_ns, active=outputs.active, left=self._aborted)
+    def _part(self, end_ns: int, descriptor: int, outputs: Outputs) -> _Open:
+        part = _Open(
+            end_ns=end_ns,
+            descriptors={descriptor},
+            active=outputs.active,
+            left=self._aborted,
+        )
         self._aborted = 0
         if not outputs.outputs:
             part.prefill_tokens = -1

@@ -20,7 +20,6 @@ from latencyprism.collectors.kernel.bpf import (
     Map,
     MapKind,
     Program,
-    possible_cpus,
 )
 from latencyprism.collectors.kernel.btf import Btf
 from latencyprism.collectors.kernel.config import KernelConfig, TierName
@@ -48,7 +47,7 @@ _U64: Final = struct.Struct("=Q")
 _PAIR: Final = struct.Struct("=II")
 _WATCHED: Final = struct.Struct("=I4xQ")
 _CONNECTION: Final = struct.Struct("=QQIIQ")
-_EVENT: Final = struct.Struct("=QIIII")
+_EVENT: Final = struct.Struct("=QIIIIQ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,8 +302,8 @@ class Frames:
             instance: (Tally("engine_queue"), Tally("engine_prefill"))
             for instance in setup.instances
         }
-        self._lost_before = 0
-        self._lost_unread = 0
+        self._lost_before_event = 0
+        self._lost_told = 0
         try:
             self._build()
         except BaseException:
@@ -318,7 +317,7 @@ class Frames:
         scratch = self._parts.map(
             MapKind.PERCPU_ARRAY, "scratch", key=4, value=programs.SCRATCH_BYTES, entries=1
         )
-        self._lost = self._parts.map(MapKind.PERCPU_ARRAY, "lost", key=4, value=8, entries=1)
+        self._lost = self._parts.map(MapKind.ARRAY, "lost", key=4, value=8, entries=1)
         self._ring = self._parts.ring("frames", self._setup.config.ring_kib << 10)
         code = programs.frames(
             layout,
@@ -363,14 +362,12 @@ class Frames:
 
     def drain(self) -> None:
         """Take what waits in the ring."""
-        lost = sum(struct.unpack(f"={possible_cpus()}Q", self._lost.get(_U32.pack(0)) or b""))
-        if lost > self._lost_before:
-            self._lost_unread += lost - self._lost_before
-            self._lost_before = lost
-            for _, engine in self._engines.values():
-                engine.lose()
         for event in self._ring.drain():
-            at_ns, pid, descriptor, length, direction = _EVENT.unpack_from(event)
+            at_ns, pid, descriptor, length, direction, lost = _EVENT.unpack_from(event)
+            if lost != self._lost_before_event:
+                self._lost_before_event = lost
+                for _, engine in self._engines.values():
+                    engine.lose()
             if pid not in self._engines:
                 continue
             _, engine = self._engines[pid]
@@ -401,8 +398,9 @@ class Frames:
 
     def lost(self) -> int:
         """See :meth:`Tier.lost`."""
-        lost, self._lost_unread = self._lost_unread, 0
-        return lost
+        (total,) = _U64.unpack(self._lost.get(_U32.pack(0)) or bytes(8))
+        lost, self._lost_told = total - self._lost_told, total
+        return int(lost)
 
     def runtimes(self) -> Iterable[tuple[int, int]]:
         """See :meth:`Tier.runtimes`."""

@@ -18,6 +18,7 @@ from functools import partial
 from latencyprism.collectors.catalogue import BUILDERS, Planned, plan
 from latencyprism.collectors.config import CollectorConfig
 from latencyprism.collectors.discovery.source import DiscoverySource
+from latencyprism.collectors.leading import Leading
 from latencyprism.collectors.privileges import NEEDED, drop, needed
 from latencyprism.collectors.publisher import KafkaPublisher, Publisher
 from latencyprism.collectors.runner import Runner, SourceState, ThreadClock
@@ -103,6 +104,7 @@ class Agent:
         """Set it to have the settings read anew within a second."""
         self._config = config
         self._publisher = publisher
+        self._leading = Leading(publisher)
         self._plan = plan
         self._reread = reread
         self._found: tuple[str, ...] = ()
@@ -209,7 +211,8 @@ class Agent:
                 self._refusals.add(str(error))
                 logger.warning("Source %s is not available: %s", planned.name, error)
             return _Group(planned, unavailable=str(error))
-        return _Group(planned, [Runner(source, self._publisher, self._rng) for source in sources])
+        runners = [Runner(source, self._leading.of(source.name), self._rng) for source in sources]
+        return _Group(planned, runners)
 
     def _discovery(self, config: CollectorConfig) -> list[DiscoverySource]:
         return [DiscoverySource(config.discovery, config.engines, self._take_found)]

@@ -97,6 +97,12 @@ def _xpu_source(config: CollectorConfig) -> Sequence[Source]:
     return [source.XpuSource(config.engines, config.xpu)]
 
 
+def _gateway_source(config: CollectorConfig) -> Sequence[Source]:
+    from latencyprism.collectors.gateway.source import GatewaySource
+
+    return [GatewaySource(config.engines, config.gateway)]
+
+
 def _kernel_source(config: CollectorConfig) -> Sequence[Source]:
     from latencyprism.collectors.kernel import source
 
@@ -111,6 +117,7 @@ BUILDERS: dict[SourceName, Builder] = {
     "host": _host_source,
     "network": _network_source,
     "xpu": _xpu_source,
+    "gateway": _gateway_source,
     "kernel": _kernel_source,
 }
 """How each kind is made; the agent adds ``stacks``, which needs Kafka."""

@@ -8,6 +8,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 
 from latencyprism.collectors.discovery.config import DiscoveryConfig
 from latencyprism.collectors.engine.config import EngineConfig
+from latencyprism.collectors.gateway.config import GatewayConfig
 from latencyprism.collectors.host.config import HostConfig
 from latencyprism.collectors.kernel.config import KernelConfig
 from latencyprism.collectors.network.config import NetworkConfig
@@ -87,6 +88,7 @@ class CollectorConfig:
     host: HostConfig = field(default_factory=HostConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     xpu: XpuConfig = field(default_factory=XpuConfig)
+    gateway: GatewayConfig = field(default_factory=GatewayConfig)
     kernel: KernelConfig = field(default_factory=KernelConfig)
     stacks: StacksConfig = field(default_factory=StacksConfig)
     publish: PublishConfig = field(default_factory=PublishConfig)

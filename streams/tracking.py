@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from latencyprism.schemas.precedence import REQUEST_SOURCES, precedence
 from latencyprism.schemas.records import RequestState, RequestTiming
 from latencyprism.streams.config import NS_PER_MS, NS_PER_S, StreamsConfig
 from latencyprism.streams.estimate import Line
@@ -25,6 +26,12 @@ QUIET_MS = 1_000
 """A stream silent for longer no longer counts as part of the steps of the others."""
 PARTS_MAX = 65_536
 """Parts of one exchange; at ten a second a stream of nearly two hours."""
+
+UNJUDGED = ("otlp",)
+"""Sources that tell of requests too late for their windows; what they say is kept for history."""
+BETTER_NS = 60 * NS_PER_S
+"""So long before an exchange a better source must have been silent for a worse one to count: the
+same exchange is told by both, and by the worse one first when it is short."""
 
 RANK: Mapping[RequestState, int] = {"open": 0, "aborted": 1, "complete": 2}
 """Which of two states told of one exchange holds."""
@@ -226,6 +233,8 @@ class TrackingCounters:
     duplicate_parts: int = 0
     refused_parts: int = 0
     """Parts whose number or times cannot be."""
+    secondary_parts: int = 0
+    """Parts that a better source tells of as well, or that come too late to be judged."""
     dropped_chunks: int = 0
     evicted_requests: int = 0
     abandoned_requests: int = 0
@@ -249,6 +258,8 @@ class RequestTracker:
         self._just_ended: tuple[Exchange, ...] = ()
         """Those that ended in the newest window: a step may span its end."""
         self._serial = 0
+        self._heard_ns = [0] * len(REQUEST_SOURCES)
+        """Newest event that each kind of source told of, best first."""
         self.buffered_chunks = 0
         """Content events that wait for their window."""
         self.model: str | None = None
@@ -261,9 +272,14 @@ class RequestTracker:
         return len(self._open)
 
     def add(self, part: RequestTiming) -> bool:
-        """Take one part; False when it was taken before or cannot be."""
+        """Take one part; False when it was taken before, cannot be, or does not count because a
+        better source tells of the same exchanges.
+        """
         if not _possible(part):
             self.counters.refused_parts += 1
+            return False
+        if self._is_secondary(part):
+            self.counters.secondary_parts += 1
             return False
         exchange = self._open.get(part.request_id)
         if exchange is not None:
@@ -362,7 +378,14 @@ class RequestTracker:
         self._ended.clear()
         self._late.clear()
         self._just_ended = ()
+        self._heard_ns = [0] * len(REQUEST_SOURCES)
         self.buffered_chunks = 0
+
+    def _is_secondary(self, part: RequestTiming) -> bool:
+        rank = precedence(part.source)
+        self._heard_ns[rank] = max(self._heard_ns[rank], part.observed_at_ns)
+        better_ns = max(self._heard_ns[:rank], default=0)
+        return part.source in UNJUDGED or better_ns > part.arrival_ns - BETTER_NS
 
     def _begin(self, part: RequestTiming) -> Exchange:
         if len(self._open) >= self._config.open_requests:

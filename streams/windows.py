@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from latencyprism.schemas.codec import Pack
+from latencyprism.schemas.precedence import precedence
 from latencyprism.streams.config import NS_PER_MS, NS_PER_S, StreamsConfig
 
 logger = logging.getLogger(__name__)
@@ -18,6 +19,8 @@ SEQUENCES_KEPT: Final = 512
 """Sequence numbers of a source that are remembered to know a pack that comes again."""
 PAUSE_NS: Final = 500 * NS_PER_MS
 """Longer between two looks, and the worker itself was away: no source is blamed for it."""
+AGENTS_KEPT: Final = 64
+"""Agents of which it is remembered how good their sources are."""
 LOG_EVERY_NS: Final = 60 * NS_PER_S
 """A trouble that lasts is logged that often."""
 
@@ -106,7 +109,9 @@ class Windows:
         self._timeout_ns = config.source_timeout_ms * NS_PER_MS
         self._bound_ns = config.clock_bound_ms * NS_PER_MS
         self._sources: dict[str, _Source] = {}
-        """By topic: one agent holds a topic at a time."""
+        """By topic: one agent holds a topic at a time; one with a better source takes it over."""
+        self._ranks: dict[tuple[str, str], int] = {}
+        """By topic and agent: precedence of the best source seen."""
         self._watermark_ns = 0
         self._origin_ns: int | None = None
         """Earliest event seen before the first window."""
@@ -141,6 +146,7 @@ class Windows:
                 "packs are refused until both agree: check time synchronisation",
             )
             return "clock ahead"
+        self._note_rank(topic, pack)
         held = self._sources.get(topic)
         if held is not None and not self._silent(held, now_ns):
             refusal = self._refusal(held, pack, now_ns)
@@ -239,13 +245,18 @@ class Windows:
     def _refusal(self, held: _Source, pack: Pack[Any], now_ns: int) -> Admission | None:
         """Why a pack is not of the source that holds its topic; None when it is or may follow."""
         if held.agent != pack.agent:
+            other = self._ranks.get((held.topic, pack.agent))
+            mine = self._ranks.get((held.topic, held.agent))
+            if other is not None and mine is not None and other < mine:
+                return None
             self.counters.rival_packs += 1
-            self._complain(
-                "rival",
-                now_ns,
-                f"{held.topic} comes from two agents, {held.agent} and {pack.agent}; only the "
-                "first is read until it falls silent: let one of them not watch this instance",
-            )
+            if other is None or mine is None or other == mine:
+                self._complain(
+                    "rival",
+                    now_ns,
+                    f"{held.topic} comes from two agents, {held.agent} and {pack.agent}; only the "
+                    "first is read until it falls silent: let one of them not watch this instance",
+                )
             return "rival"
         if pack.boot_ns < held.boot_ns:
             self.counters.old_boot_packs += 1
@@ -257,6 +268,16 @@ class Windows:
             )
             return "old boot"
         return None
+
+    def _note_rank(self, topic: str, pack: Pack[Any]) -> None:
+        """Take note of how good the sources of a pack's agent are."""
+        rank = min((precedence(sample.source) for sample in pack.samples), default=None)
+        if rank is None:
+            return
+        if len(self._ranks) >= AGENTS_KEPT:
+            self._ranks.clear()
+        key = topic, pack.agent
+        self._ranks[key] = min(rank, self._ranks.get(key, rank))
 
     def _holding(self, now_ns: int) -> list[int]:
         """Watermarks that windows wait for: of sources that are neither silent nor so far behind

@@ -385,3 +385,57 @@ def test_a_model_that_the_server_refused_is_not_its_model() -> None:
     made.add(timing("c", 1, model="unheard", status=200, state="complete", end_ns=T0 + 300 * MS))
     closed(made, 2)
     assert made.model == "unheard"
+
+
+def gateway_part(
+    name: str, arrival_ms: float, end_ms: float, source: str = "gateway"
+) -> RequestTiming:
+    end_ns = T0 + round(end_ms * MS)
+    return timing(
+        name,
+        source=source,
+        state="complete",
+        arrival_ns=T0 + round(arrival_ms * MS),
+        observed_at_ns=end_ns,
+        end_ns=end_ns,
+    )
+
+
+def test_an_exchange_that_network_and_gateway_tell_of_counts_once() -> None:
+    made = tracked(*stream_parts([20, 60]), gateway_part("g", -1, 61))
+    made.add(timing("r", 2, state="complete", observed_at_ns=T0 + 60 * MS, end_ns=T0 + 60 * MS))
+
+    traffic = made.close(END_NS)
+    assert (traffic.started, [e.request_id for e in traffic.ended]) == (1, ["r"])
+    assert made.counters.secondary_parts == 1
+
+
+@pytest.mark.parametrize(("silent_s", "counted"), [(59, 0), (61, 1)])
+def test_a_gateway_counts_once_the_network_source_is_silent(silent_s: int, counted: int) -> None:
+    made = tracked(*stream_parts([0]))
+    made.close(END_NS)
+
+    assert made.add(gateway_part("g", silent_s * 1000, silent_s * 1000 + 5)) == bool(counted)
+
+
+def test_a_gateway_alone_counts() -> None:
+    assert tracked(gateway_part("g", 0, 10)).close(END_NS).started == 1
+
+
+def test_spans_never_count() -> None:
+    made = tracked(gateway_part("s", 0, 10, source="otlp"))
+
+    assert (made.close(END_NS).started, made.counters.secondary_parts) == (0, 1)
+
+
+def test_what_cannot_be_does_not_silence_a_worse_source() -> None:
+    made = tracked(timing("x", observed_at_ns=1 << 62), gateway_part("g", 0, 10))
+
+    assert made.close(END_NS).started == 1
+
+
+def test_forgetting_forgets_who_told() -> None:
+    made = tracked(*stream_parts([0]))
+    made.forget()
+
+    assert made.add(gateway_part("g", 0, 10))

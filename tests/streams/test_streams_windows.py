@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from emulated_engine import INSTANCE, MS, T0, pack
+from emulated_engine import INSTANCE, MS, T0, pack, timing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,11 +37,11 @@ class Tap:
         self.windows, self.topic, self.agent, self.boot_ns = windows, topic, agent, boot_ns
         self.sequence = -1
 
-    def tell(self, watermark_ns: int, now_ns: int | None = None) -> str:
+    def tell(self, watermark_ns: int, now_ns: int | None = None, *, source: str = "") -> str:
         self.sequence += 1
-        return self.again(watermark_ns, watermark_ns if now_ns is None else now_ns)
+        return self.again(watermark_ns, watermark_ns if now_ns is None else now_ns, source=source)
 
-    def again(self, watermark_ns: int, now_ns: int) -> str:
+    def again(self, watermark_ns: int, now_ns: int, *, source: str = "") -> str:
         return self.windows.admit(
             self.topic,
             pack(
@@ -49,6 +49,7 @@ class Tap:
                 boot_ns=self.boot_ns,
                 sequence=self.sequence,
                 watermark_ns=watermark_ns,
+                samples=[timing(source=source)] if source else [],
             ),
             now_ns,
         )
@@ -221,6 +222,21 @@ def test_of_two_agents_on_a_topic_the_first_is_read(caplog: pytest.LogCaptureFix
     assert windows.counters.rival_packs == 9
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "comes from two agents, a and b" in caplog.text
+
+
+def test_an_agent_with_a_better_source_takes_a_topic_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    windows = made()
+    gateway, network = Tap(windows, "requests", "a"), Tap(windows, "requests", "b")
+    assert gateway.tell(T0, source="gateway") == "taken"
+    assert network.tell(T0 + 100 * MS, source="network") == "taken"
+    assert gateway.tell(T0 + 200 * MS, source="gateway") == "rival"
+    assert gateway.tell(T0 + 300 * MS) == "rival"
+    assert network.tell(T0 + 400 * MS) == "taken"
+    assert gateway.tell(T0 + 2_500 * MS) == "taken"  # the better one is silent
+    assert network.tell(T0 + 2_600 * MS) == "taken"
+    assert (windows.counters.rival_packs, caplog.text) == (2, "")
 
 
 def test_the_second_agent_is_read_once_the_first_is_silent() -> None:

@@ -5,6 +5,7 @@ Looks only: opens what a source would open and closes it again. A command line p
 
 import os
 import platform
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from typing import Literal
 
 from latencyprism.collectors.catalogue import may_capture
 from latencyprism.collectors.host.clock import clock_error
-from latencyprism.collectors.host.tcp import TcpProbe
+from latencyprism.collectors.host.counts import Counts
+from latencyprism.collectors.host.inetdiag import ESTABLISHED, InetDiag
 from latencyprism.collectors.xpu.config import Way as WayName
 from latencyprism.collectors.xpu.config import XpuConfig
 from latencyprism.collectors.xpu.survey import survey
@@ -229,9 +231,9 @@ def _cgroup(machine: _Machine) -> Finding:
 
 def _connections(machine: _Machine) -> Finding:
     try:
-        probe = TcpProbe()
+        probe = InetDiag(Counts())
         try:
-            probe.rtt_us(1)
+            probe.sockets(1, [ESTABLISHED], family=socket.AF_INET)
         finally:
             probe.close()
         refused = None
@@ -244,7 +246,8 @@ def _connections(machine: _Machine) -> Finding:
         state,
         f"inet_diag {refused or 'answers'}, {machine.proc}/net/tcp "
         f"{'is' if listed else 'is not'} readable",
-        lost="round trip times of the server's connections, and its processes without net/tcp",
+        lost="round trip times, retransmits and slow clients of the server's connections, those "
+        "that wait to be accepted, and its processes without net/tcp",
         advice="load the module tcp_diag",
     )
 

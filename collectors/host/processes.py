@@ -1,33 +1,34 @@
-"""The processes of an inference server: found by the port they listen on, read by number."""
+"""Processes of the machine: found by what they hold and who started them, read by number."""
 
-import logging
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import NamedTuple
 
-from latencyprism.collectors.host.files import Files
-from latencyprism.collectors.host.tcp import listeners
+from latencyprism.collectors.host.files import Files, Parsed
+from latencyprism.collectors.host.threads import Growth, Threads
 from latencyprism.schemas.records import ProcessSample
-
-logger = logging.getLogger(__name__)
 
 MAX_PROCESSES = 64
 """Processes of one server that are read."""
-MAX_ACTIVE = 32
-MIN_ACTIVE = 4
-"""Threads of a process that are read at every tick: those that move, and at least a few."""
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 ROLES = (
-    ("core", re.compile(r"\w+::EngineCore|sglang::(scheduler|data_parallel)")),
-    ("worker", re.compile(r"\w+::Worker|\S*text-generation-server")),
+    ("core", re.compile(r"\w+::EngineCore|sglang::(scheduler|data_parallel)|ray::\w*EngineCore")),
+    (
+        "worker",
+        re.compile(r"\w+::Worker|\S*text-generation-server|\S*ollama runner|ray::\w*Worker"),
+    ),
     ("detokenizer", re.compile(r"sglang::detokenizer")),
-    ("api", re.compile(r"\w+::APIServer|\S*text-generation-router")),
+    ("launcher", re.compile(r"\S*text-generation-launcher")),
+    ("api", re.compile(r"\w+::APIServer|\S*text-generation-router|\S*ollama serve")),
     ("api", re.compile(r"\S*python\S* (\S*vllm serve|-m (vllm|sglang)\.\S*(api|launch)_server)")),
+    ("api", re.compile(r"\S*python\S* \S*(trtllm-serve|lmdeploy serve api_server)")),
 )
 """Role → how its command line begins; vLLM and SGLang name their processes after their part."""
+LAUNCHER = re.compile(r"\S*text-generation-launcher|\S*python\S* \S*vllm serve")
+"""Starts the listening process as one child among others that serve too."""
 IGNORED = re.compile(r"multiprocessing\.resource_tracker")
 
 
@@ -39,49 +40,46 @@ def role_of(command_line: str, *, listens: bool) -> str | None:
     return named or ("server" if listens else "child")
 
 
-def holders(files: Files, inodes: set[int]) -> list[int]:
-    """Processes that hold one of these sockets; looks through every process that may be read."""
+def holders(files: Files, inodes: set[int], pids: Iterable[int] | None = None) -> dict[int, str]:
+    """Process → descriptor, as a path, of those that hold one of these sockets; looks through
+    ``pids``, or through every process that may be read.
+    """
     wanted = {f"socket:[{inode}]" for inode in inodes}
-    return [
-        int(name)
-        for name in files.names(files.proc)
-        if name.isdigit() and _holds(files, int(name), wanted)
-    ]
+    found = {}
+    for pid in files.pids() if pids is None else pids:
+        folder = f"{files.proc}/{pid}/fd"
+        paths = (f"{folder}/{name}" for name in files.names(folder))
+        path = next((path for path in paths if files.link(path) in wanted), None)
+        if path is not None:
+            found[pid] = path
+    return found
 
 
-def _holds(files: Files, pid: int, wanted: set[str]) -> bool:
-    folder = f"{files.proc}/{pid}/fd"
-    return any(_link(f"{folder}/{name}") in wanted for name in files.names(folder))
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)  # noqa: PTH115 - a Path for each descriptor costs more than the call
-    except OSError:
-        return ""
-
-
-def descendants(files: Files, pids: Iterable[int]) -> list[int]:
-    """Processes and all their children, parents first, at most ``MAX_PROCESSES``."""
+def descendants(
+    files: Files, pids: Iterable[int], children: Callable[[int], list[int]] | None = None
+) -> list[int]:
+    """Processes and all their children, parents first, at most ``MAX_PROCESSES``; ``children`` of
+    a process are read from ``/proc`` unless the caller knows better.
+    """
     found: dict[int, None] = {}
     waiting = list(pids)
     while waiting and len(found) < MAX_PROCESSES:
         pid = waiting.pop(0)
         if pid not in found:
             found[pid] = None
-            waiting += _children(files, pid)
+            waiting += children(pid) if children else children_of(files, pid)
     return list(found)
 
 
-def _children(files: Files, pid: int) -> list[int]:
+def children_of(files: Files, pid: int) -> list[int]:
+    """Processes that any thread of a process has started."""
     tasks = f"{files.proc}/{pid}/task"
-    lists = (files.read_once(f"{tasks}/{tid}/children") or b"" for tid in files.names(tasks))
+    lists = (files.text(f"{tasks}/{tid}/children") for tid in files.names(tasks))
     return [int(child) for some in lists for child in some.split()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stat:
-    """What is used of /proc/PID/stat; times in ticks."""
+class Stat(NamedTuple):
+    """What is used of /proc/PID/stat; times in ticks, ``cpu`` the one it ran on last."""
 
     state: str
     minor_faults: int
@@ -90,11 +88,16 @@ class Stat:
     threads: int
     started_ticks: int
     rss_pages: int
+    cpu: int
 
 
-def parse_stat(stat: bytes) -> Stat:
-    """From /proc/PID/stat; the command in parentheses may hold anything, parentheses too."""
-    fields = stat[stat.rindex(b")") + 2 :].split(None, 22)
+def parse_stat(stat: bytes) -> Stat | None:
+    """From /proc/PID/stat; the command in parentheses may hold anything, parentheses too. None
+    when it is cut short, as of a process that is gone.
+    """
+    fields = stat.rpartition(b")")[2].split(None, 37)
+    if len(fields) < 37:
+        return None
     return Stat(
         state=fields[0].decode(),
         minor_faults=int(fields[7]),
@@ -103,105 +106,58 @@ def parse_stat(stat: bytes) -> Stat:
         threads=int(fields[17]),
         started_ticks=int(fields[19]),
         rss_pages=int(fields[21]),
+        cpu=int(fields[36]),
     )
 
 
-def parse_switches(status: bytes | None) -> tuple[int, int] | None:
+def parse_switches(status: bytes) -> tuple[int, int] | None:
     """Voluntary and involuntary context switches, from /proc/PID/status."""
-    _, found, rest = (status or b"").partition(b"\nvoluntary_ctxt_switches:")
+    _, found, rest = status.partition(b"\nvoluntary_ctxt_switches:")
     if not found:
         return None
     voluntary, _, involuntary = rest.partition(b"nonvoluntary_ctxt_switches:")
     return int(voluntary), int(involuntary.split(None, 1)[0])
 
 
-class Threads:
-    """Time that the threads of a process waited for a CPU, from their schedstat.
-
-    Most threads of a server sleep for ever, and reading all costs too much. A sweep finds those
-    that moved since the sweep before; only they are read between sweeps, and at least a few.
-    """
-
-    def __init__(self, files: Files, pid: int) -> None:
-        self._files = files
-        self._tasks = f"{files.proc}/{pid}/task"
-        self._swept: dict[int, tuple[int, int]] = {}
-        self._waits: dict[int, int | None] = {}
-
-    def sweep(self) -> None:
-        """Choose anew which threads are read; opens and closes a file for each thread."""
-        now = {}
-        for name in self._files.names(self._tasks):
-            times = _schedstat(self._files.read_once(self._path(int(name))))
-            if times is not None:
-                now[int(name)] = times
-        if self._swept:
-            growth = {tid: sum(now[tid]) - sum(self._swept.get(tid, (0, 0))) for tid in now}
-            moved = sum(1 for tid in now if growth[tid] > 0)
-        else:  # nothing is known yet but how long each has run since it was born
-            growth = {tid: sum(now[tid]) for tid in now}
-            moved = 0
-        ranked = sorted(now, key=lambda tid: (growth[tid], now[tid]), reverse=True)
-        active = ranked[: min(max(moved, MIN_ACTIVE), MAX_ACTIVE)]
-        for tid in self._waits.keys() - set(active):
-            self._files.forget(self._path(tid))
-        self._waits = {tid: self._waits.get(tid) for tid in active}
-        self._swept = now
-
-    def waited_ns(self) -> int | None:
-        """Time waited since the last call by the threads that are read; None where the kernel
-        does not tell, and at first.
-        """
-        total = None
-        for tid, before in self._waits.items():
-            times = _schedstat(self._files.read(self._path(tid)))
-            self._waits[tid] = times[1] if times else None
-            if times is not None and before is not None:
-                total = (total or 0) + times[1] - before
-        return total
-
-    def _path(self, tid: int) -> str:
-        return f"{self._tasks}/{tid}/schedstat"
-
-    def close(self) -> None:
-        """Close what is kept open."""
-        for tid in self._waits:
-            self._files.forget(self._path(tid))
-        self._waits.clear()
-
-
-def _schedstat(data: bytes | None) -> tuple[int, int] | None:
-    if not data:
-        return None
-    run, wait, _ = data.split()
-    return int(run), int(wait)
-
-
 class Process:
     """Reads one process; its deltas span the time between two calls."""
 
-    def __init__(self, files: Files, pid: int, role: str) -> None:
+    def __init__(self, files: Files, pid: int, role: str, counts: MutableMapping[str, int]) -> None:
         self.pid = pid
         self.role = role
-        self._files = files
-        self._stat_path = f"{files.proc}/{pid}/stat"
-        self._status_path = f"{files.proc}/{pid}/status"
-        self._threads = Threads(files, pid)
+        self.threads = Threads(files, pid, counts)
+        self.cpu: int | None = None
+        """CPU on which its main thread ran last."""
+        self._stat_file = Parsed(files, f"{files.proc}/{pid}/stat", parse_stat)
+        self._status_file = Parsed(files, f"{files.proc}/{pid}/status", parse_switches)
         self._stat: Stat | None = None
         self._switches: tuple[int, int] | None = None
+        self._stirred = True
 
-    def sweep(self) -> None:
-        """Choose anew which threads are read."""
-        self._threads.sweep()
+    def sweep(self) -> list[Growth]:
+        """Its threads that moved since the last sweep, see :meth:`Threads.sweep`; none of a process
+        that has not used a tick of CPU time since.
+        """
+        if not self._stirred:
+            return []
+        self._stirred = False
+        return self.threads.sweep()
+
+    def sweep_next(self) -> None:
+        """Let the next sweep read the threads even if nothing seems to have moved."""
+        self._stirred = True
 
     def read(self) -> ProcessSample | None:
         """The process since the last call, deltas null the first time; None when it is gone."""
-        data = self._files.read(self._stat_path)
-        stat = parse_stat(data) if data else None
+        stat = self._stat_file.read()
         before, self._stat = self._stat, stat
         if stat is None or (before and before.started_ticks != stat.started_ticks):
             return None
-        switches = parse_switches(self._files.read(self._status_path))
+        self.cpu = stat.cpu
+        waited = self.threads.waited_ns()
+        if waited or before is None or stat.cpu_ticks > before.cpu_ticks:
+            self._stirred = True
+        switches = self._status_file.read()
         last, self._switches = self._switches, switches
         switched = (switches[0] - last[0], switches[1] - last[1]) if switches and last else None
         return ProcessSample(
@@ -209,7 +165,7 @@ class Process:
             role=self.role,
             state=stat.state,
             cpu_ns=(stat.cpu_ticks - before.cpu_ticks) * TICK_NS if before else None,
-            runqueue_ns=self._threads.waited_ns(),
+            runqueue_ns=waited,
             major_faults=stat.major_faults - before.major_faults if before else None,
             minor_faults=stat.minor_faults - before.minor_faults if before else None,
             involuntary_switches=switched[1] if switched else None,
@@ -220,76 +176,6 @@ class Process:
 
     def close(self) -> None:
         """Close what is kept open."""
-        self._threads.close()
-        self._files.forget(self._stat_path)
-        self._files.forget(self._status_path)
-
-
-class Server:
-    """The processes behind one port, found anew when one dies and every few seconds."""
-
-    def __init__(self, files: Files, port: int) -> None:
-        self.port = port
-        self.processes: dict[int, Process] = {}
-        self._files = files
-        self._inodes: set[int] = set()
-        self._holders: list[int] = []
-
-    def discover(self) -> bool:
-        """Find the processes again; whether they changed.
-
-        Looks through all processes of the machine only when the listening socket is a new one or
-        nobody of those known holds it any more.
-        """
-        inodes = listeners(self._files, self.port)
-        wanted = {f"socket:[{inode}]" for inode in inodes}
-        known = [pid for pid in self._holders if _holds(self._files, pid, wanted)]
-        if inodes != self._inodes or (self._holders and not known):
-            known = holders(self._files, inodes) if inodes else []
-            if inodes and not known:
-                logger.warning("Port %d is open, but no process that may be read", self.port)
-        self._inodes, self._holders = inodes, known
-        roles = self._roles()
-        before = {process.pid: process.role for process in self.processes.values()}
-        for pid in set(self.processes) - set(roles):
-            self.processes.pop(pid).close()
-        for pid, role in roles.items():
-            if pid in self.processes:
-                self.processes[pid].role = role
-            else:
-                self.processes[pid] = Process(self._files, pid, role)
-            self.processes[pid].sweep()
-        return roles != before
-
-    def _roles(self) -> dict[int, str]:
-        roles = {}
-        for pid in descendants(self._files, self._holders):
-            line = (self._files.read_once(f"{self._files.proc}/{pid}/cmdline") or b"").decode(
-                errors="replace"
-            )
-            role = role_of(line.replace("\0", " "), listens=pid in self._holders)
-            if role is not None:
-                roles[pid] = role
-        if "core" in roles.values():
-            # The process that talks to the engine's core is its web server, whatever its title.
-            roles |= {pid: "api" for pid in self._holders if roles.get(pid) == "server"}
-        return roles
-
-    def read(self) -> tuple[list[ProcessSample], bool]:
-        """Samples of the living processes, and whether one died since the last discovery."""
-        samples = []
-        died = False
-        for pid, process in list(self.processes.items()):
-            sample = process.read()
-            if sample is None:
-                died = True
-                self.processes.pop(pid).close()
-            else:
-                samples.append(sample)
-        return samples, died
-
-    def close(self) -> None:
-        """Close what is kept open."""
-        for process in self.processes.values():
-            process.close()
-        self.processes.clear()
+        self.threads.close()
+        self._stat_file.close()
+        self._status_file.close()

@@ -1,208 +1,265 @@
 """One tick of the host source: counters before and after → one HostSample an instance."""
 
 import logging
+import time
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 from typing import Any
 
-from latencyprism.collectors.host.cgroups import MAX_GROUPS, cpu_groups, throttling
+from latencyprism.collectors.host.cgroups import Memory, Quotas, memory_by_node
 from latencyprism.collectors.host.clock import clock_error
 from latencyprism.collectors.host.files import Files
-from latencyprism.collectors.host.processes import Server
-from latencyprism.collectors.host.system import System, SystemCounters
-from latencyprism.collectors.host.tcp import TcpProbe
-from latencyprism.schemas.records import HostSample, ProcessSample
+from latencyprism.collectors.host.locate import Locator, Target
+from latencyprism.collectors.host.numa import Numa
+from latencyprism.collectors.host.processes import Process
+from latencyprism.collectors.host.ray import RayWorkers
+from latencyprism.collectors.host.rhythm import Rhythm
+from latencyprism.collectors.host.server import Server
+from latencyprism.collectors.host.sockets import ConnectionTotals
+from latencyprism.collectors.host.system import System
+from latencyprism.collectors.host.threads import Growth
+from latencyprism.schemas.records import HostSample, ProcessSample, ThreadSample
 
 logger = logging.getLogger(__name__)
 
 SECOND = 1_000_000_000
 DISCOVER_NS = 5 * SECOND
 SLOW_NS = SECOND
-"""Between two looks at what changes slowly or costs much, memory, clock and round trips; null in
-the samples between."""
-
-DELTAS = (
-    "psi_cpu_us",
-    "psi_memory_us",
-    "psi_io_us",
-    "disk_read_bytes",
-    "disk_write_bytes",
-    "net_rx_bytes",
-    "net_tx_bytes",
-    "tcp_retransmits",
-)
+"""Between two looks at what changes slowly or costs much: memory, disks, clock, connections, all
+threads; null in the samples between."""
+NUMA_NS = 10 * SECOND
+"""Between two looks at which nodes hold the server's memory; the kernel sums it up for each."""
+HOT_THREADS = 8
 
 
 @dataclass(slots=True)
 class _Watched:
-    instance: str
+    """A server, and what was read of it before."""
+
     server: Server
-    groups: list[str] = field(default_factory=list)
-    throttled: dict[str, tuple[int, int]] = field(default_factory=dict)
-    discovered_ns: int | None = None
+    quotas: Quotas
+    discovery: Rhythm = field(default_factory=lambda: Rhythm(DISCOVER_NS))
+    sweeps: Rhythm = field(default_factory=lambda: Rhythm(SLOW_NS))
+    questions: Rhythm = field(default_factory=lambda: Rhythm(SLOW_NS))
+    placement: Rhythm = field(default_factory=lambda: Rhythm(NUMA_NS))
+    connections: ConnectionTotals = field(default_factory=ConnectionTotals)
+    memory: Memory | None = None
+    cpus: set[int] = field(default_factory=set)
 
-
-def delta(before: int | None, now: int | None) -> int | None:
-    """Growth of a counter; None if either end is unknown, or it was reset."""
-    if before is None or now is None or now < before:
-        return None
-    return now - before
+    def watch_groups(self, files: Files) -> None:
+        """Read from now on what the server's control groups count."""
+        self.quotas.watch(self.server.quotas)
+        group = self.server.memory
+        if self.memory is not None and self.memory.group != group:
+            self.memory.close()
+            self.memory = None
+        if self.memory is not None:
+            self.memory.find_limit()
+        elif group is not None:
+            self.memory = Memory(files, group)
 
 
 class HostSampler:
-    """Reads the machine and the servers of the given ports; the caller keeps the time.
-
-    ``servers`` are pairs of instance and port. Not thread-safe.
+    """Reads the machine and the servers on it; the caller keeps the time. ``diag`` False leaves out
+    what netlink tells, as a fake ``/proc`` needs. Not thread-safe.
     """
 
-    def __init__(self, files: Files, servers: list[tuple[str, int]], *, host: str) -> None:
+    def __init__(
+        self,
+        files: Files,
+        targets: Sequence[Target],
+        *,
+        host: str,
+        counts: MutableMapping[str, int],
+        diag: bool = True,
+        cpu_ns: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
         self._files = files
         self._host = host
+        self._counts = counts
+        self._cpu_ns = cpu_ns
         self._system = System(files)
-        self._watched = [_Watched(instance, Server(files, port)) for instance, port in servers]
-        self._tcp: TcpProbe | None = None
-        self._before: SystemCounters | None = None
+        self._numa = Numa(files)
+        self._locator = Locator(files, counts, diag=diag)
+        ray = RayWorkers(files, counts)
+        self._watched = [
+            _Watched(
+                server=Server(files, target, locator=self._locator, ray=ray, counts=counts),
+                quotas=Quotas(files),
+            )
+            for target in targets
+        ]
+        self._begun = False
         self._wall_ns = 0
         self._monotonic_ns = 0
-        self._slow_ns: int | None = None
+        self._slow = Rhythm(SLOW_NS)
+
+    @property
+    def here(self) -> list[str]:
+        """Instances that are on this machine as far as known; the others may be elsewhere."""
+        return [w.server.target.instance for w in self._watched if w.server.is_here]
 
     def tick(
         self, *, wall_ns: int, monotonic_ns: int, lateness_us: int | None = None
     ) -> list[HostSample]:
-        """Samples of the time since the last tick, one an instance; none the first time."""
-        slow = self._slow_ns is None or monotonic_ns - self._slow_ns >= SLOW_NS
-        if slow:
-            self._slow_ns = monotonic_ns
-        now, before = self._system.read(), self._before
+        """Samples of the time since the last tick, one an instance on this machine; none the first
+        time.
+        """
+        machine = self._system.read()
         interval_ns = monotonic_ns - self._monotonic_ns
         step_ns = wall_ns - self._wall_ns - interval_ns
-        self._before, self._wall_ns, self._monotonic_ns = now, wall_ns, monotonic_ns
-        machine = self._machine(before, now, slow=slow) if before else {}
+        begun, self._begun = self._begun, True
+        self._wall_ns, self._monotonic_ns = wall_ns, monotonic_ns
+        slow = self._slow.due(monotonic_ns)
+        if slow:
+            machine |= self._slow_machine(monotonic_ns)
         samples = []
         for watched in self._watched:
-            self._discover(watched, monotonic_ns)
-            processes, died = watched.server.read()
+            server = watched.server
+            if watched.discovery.due(monotonic_ns):
+                self._discover(watched, monotonic_ns)
+            processes, died = server.read()
             if died:
-                watched.discovered_ns = None
-            throttled = self._throttled(watched)
-            if before is None:
+                watched.discovery.hasten()
+            throttled = watched.quotas.throttled() or (None, None)
+            seldom = self._seldom(watched, monotonic_ns, slow=slow)
+            if not begun or not server.is_here:
                 continue
             samples.append(
                 HostSample(
-                    instance=watched.instance,
+                    instance=server.target.instance,
                     source="host",
                     observed_at_ns=wall_ns,
                     host=self._host,
                     interval_ns=interval_ns,
                     lateness_us=lateness_us,
                     processes=tuple(processes),
-                    throttled_ns=throttled[0] if throttled else None,
-                    throttled_periods=throttled[1] if throttled else None,
-                    cpu_others=_others(before, now, processes, interval_ns),
-                    tcp_rtt_us=self._rtt_us(watched.server.port) if slow else None,
+                    throttled_ns=throttled[0],
+                    throttled_periods=throttled[1],
+                    cpu_others=self._others(machine, processes, interval_ns),
                     clock_step_ns=step_ns,
                     **machine,
+                    **seldom,
                 )
             )
+        self._counts["samples"] += len(samples)
         return samples
 
     def _discover(self, watched: _Watched, monotonic_ns: int) -> None:
-        last = watched.discovered_ns
-        if last is not None and monotonic_ns - last < DISCOVER_NS:
-            return
-        watched.discovered_ns = monotonic_ns
-        self._system.find_disks()
-        if watched.server.discover():
+        began = self._cpu_ns()
+        server = watched.server
+        self._system.find()
+        before = server.place
+        if server.discover():
             logger.info(
                 "Processes of %s: %s",
-                watched.instance,
-                ", ".join(f"{p.pid} {p.role}" for p in watched.server.processes.values()) or "none",
+                server.target.instance,
+                ", ".join(f"{p.pid} {p.role}" for p in server.processes.values()) or "none",
             )
-        groups = dict.fromkeys(
-            group for pid in watched.server.processes for group in cpu_groups(self._files, pid)
-        )
-        for gone in set(watched.groups) - set(groups):
-            self._files.forget(gone)
-        watched.groups = list(groups)[:MAX_GROUPS]
+        if server.place is not before:
+            watched.connections.forget()
+        watched.watch_groups(self._files)
+        for process in server.processes.values():
+            process.sweep_next()
+        watched.discovery.done(monotonic_ns, self._cpu_ns() - began)
 
-    def _throttled(self, watched: _Watched) -> tuple[int, int] | None:
-        now = {
-            group: known
-            for group in watched.groups
-            if (known := throttling(self._files.read(group))) is not None
-        }
-        before, watched.throttled = watched.throttled, now
-        grown = [
-            (now[group][0] - before[group][0], now[group][1] - before[group][1])
-            for group in now.keys() & before.keys()
+    def _seldom(self, watched: _Watched, monotonic_ns: int, *, slow: bool) -> dict[str, Any]:
+        """Fields that are not read at every tick, those for which it is time."""
+        fields: dict[str, Any] = {}
+        if watched.sweeps.due(monotonic_ns):
+            fields["hot_threads"] = self._hot_threads(watched, monotonic_ns)
+        if watched.questions.due(monotonic_ns):
+            fields |= self._connections(watched, monotonic_ns)
+        if slow and watched.memory is not None:
+            fields |= watched.memory.read()
+        if self._numa.nodes and watched.placement.due(monotonic_ns):
+            fields["numa_remote_share"] = self._remote_share(watched, monotonic_ns)
+        return fields
+
+    def _hot_threads(self, watched: _Watched, monotonic_ns: int) -> tuple[ThreadSample, ...]:
+        began = self._cpu_ns()
+        moved = [
+            (process, thread)
+            for process in watched.server.processes.values()
+            for thread in process.sweep()
         ]
-        if not grown:
-            return None
-        return sum(time_ns for time_ns, _ in grown), sum(periods for _, periods in grown)
+        hot = tuple(
+            ThreadSample(
+                pid=process.pid,
+                tid=thread.tid,
+                name=process.threads.name(thread.tid),
+                cpu_ns=thread.ran_ns,
+                runqueue_ns=thread.waited_ns,
+            )
+            for process, thread in nlargest(HOT_THREADS, moved, key=_heat)
+        )
+        if self._numa.nodes:
+            self._note_cpus(watched, hot)
+        watched.sweeps.done(monotonic_ns, self._cpu_ns() - began)
+        return hot
 
-    def _machine(
-        self, before: SystemCounters, now: SystemCounters, *, slow: bool
-    ) -> dict[str, Any]:
-        machine: dict[str, Any] = {
-            name: delta(getattr(before, name), getattr(now, name)) for name in DELTAS
-        }
-        if now.cpu is not None:
-            machine["runnable"] = now.cpu.runnable
-            machine["cpu_busy"] = _busy(before, now)
-            machine["cpu_steal"] = _share(before, now, "steal")
-        if slow:
-            error = clock_error()
-            machine["clock_error_us"] = error[0] if error else None
-            machine["memory_available_bytes"] = self._system.memory_available()
-        return machine
+    def _note_cpus(self, watched: _Watched, hot: tuple[ThreadSample, ...]) -> None:
+        processes = watched.server.processes
+        seen = [process.cpu for process in processes.values()]
+        seen += [processes[thread.pid].threads.cpu(thread.tid) for thread in hot]
+        watched.cpus |= {cpu for cpu in seen if cpu is not None}
 
-    def _rtt_us(self, port: int) -> float | None:
-        try:
-            if self._tcp is None:
-                self._tcp = TcpProbe()
-            return self._tcp.rtt_us(port)
-        except OSError as error:
-            # An answer may still be on its way; a new socket does not get it.
-            logger.debug("No round trips: %s", error)
-            if self._tcp is not None:
-                self._tcp.close()
-                self._tcp = None
+    def _connections(self, watched: _Watched, monotonic_ns: int) -> dict[str, Any]:
+        began = self._cpu_ns()
+        place = watched.server.place
+        sockets = place.sockets.of_server(place.port, place.listeners) if place else None
+        fields: dict[str, Any] = {}
+        if sockets is None:
+            watched.connections.forget()
+        else:
+            fields = watched.connections.grow(sockets)
+        watched.questions.done(monotonic_ns, self._cpu_ns() - began)
+        return fields
+
+    def _remote_share(self, watched: _Watched, monotonic_ns: int) -> float | None:
+        began = self._cpu_ns()
+        # Only a container's group holds the server's memory and nobody else's.
+        group = watched.server.memory if watched.server.container else None
+        memory = memory_by_node(self._files, group) if group else {}
+        share = self._numa.remote_share(memory, watched.cpus)
+        watched.cpus.clear()
+        watched.placement.done(monotonic_ns, self._cpu_ns() - began)
+        return share
+
+    def _slow_machine(self, monotonic_ns: int) -> dict[str, Any]:
+        began = self._cpu_ns()
+        error = clock_error()
+        fields = self._system.read_slow(monotonic_ns)
+        fields["clock_error_us"] = error[0] if error else None
+        fields["numa_misses"] = self._numa.misses()
+        self._slow.done(monotonic_ns, self._cpu_ns() - began)
+        return fields
+
+    def _others(
+        self, machine: dict[str, Any], processes: list[ProcessSample], interval_ns: int
+    ) -> float | None:
+        """Share of the machine that everybody but these processes used; null unless all are
+        known.
+        """
+        busy: float | None = machine.get("cpu_busy")
+        capacity_ns = self._system.cpus * interval_ns
+        if busy is None or capacity_ns <= 0:
             return None
+        own_ns = 0
+        for process in processes:
+            if process.cpu_ns is None:
+                return None
+            own_ns += process.cpu_ns
+        return max(busy - own_ns / capacity_ns, 0.0)
 
     def close(self) -> None:
         """Close everything kept open."""
         for watched in self._watched:
             watched.server.close()
-        if self._tcp is not None:
-            self._tcp.close()
-            self._tcp = None
+        self._locator.close()
         self._files.close()
 
 
-def _share(before: SystemCounters, now: SystemCounters, name: str) -> float | None:
-    """Share of a kind of CPU time between two readings; None when no tick went by."""
-    if before.cpu is None or now.cpu is None:
-        return None
-    total = now.cpu.total - before.cpu.total
-    part = getattr(now.cpu, name) - getattr(before.cpu, name)
-    # The kernel lets idle time go back a little when a CPU wakes.
-    return min(max(part / total, 0.0), 1.0) if total > 0 else None
-
-
-def _busy(before: SystemCounters, now: SystemCounters) -> float | None:
-    idle = _share(before, now, "idle")
-    return None if idle is None else 1.0 - idle
-
-
-def _others(
-    before: SystemCounters,
-    now: SystemCounters,
-    processes: list[ProcessSample],
-    interval_ns: int,
-) -> float | None:
-    """Share of the machine that everybody but these processes used; null unless all are known."""
-    busy = _busy(before, now)
-    used = [process.cpu_ns for process in processes]
-    if busy is None or now.cpu is None or not now.cpu.cpus or interval_ns <= 0 or None in used:
-        return None
-    own = sum(ns for ns in used if ns is not None) / (now.cpu.cpus * interval_ns)
-    return min(max(busy - own, 0.0), 1.0)
+def _heat(moved: tuple[Process, Growth]) -> int:
+    return moved[1].ran_ns + moved[1].waited_ns

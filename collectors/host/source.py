@@ -5,14 +5,15 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from latencyprism.collectors.address import endpoint, instance_of, port_of
+from latencyprism.collectors.address import endpoint, instance_of, is_local, port_of
 from latencyprism.collectors.host.config import HostConfig
+from latencyprism.collectors.host.counts import Counts
 from latencyprism.collectors.host.files import Files
+from latencyprism.collectors.host.locate import Target
 from latencyprism.collectors.host.sampler import HostSampler
-from latencyprism.collectors.network.targets import is_local
 from latencyprism.collectors.source import Emit
 from latencyprism.schemas.topics import TELEMETRY_HOST
 
@@ -59,25 +60,40 @@ class Pace:
         self._costs.clear()
 
 
-def local_servers(engines: Sequence[str]) -> list[tuple[str, int]]:
-    """Instance and port of those base URLs that point to this machine; resolves names, which may
-    block. A name that does not resolve is not this machine's.
+def targets(engines: Sequence[str]) -> list[Target]:
+    """Where to look for the servers of those base URLs; resolves names, which may block. One whose
+    name does not resolve is left out.
     """
-    servers = []
+    found = []
     for url in engines:
-        if _is_here(str(endpoint(url).hostname)):
-            servers.append((instance_of(url), port_of(url)))
-        else:
-            logger.info("%s is not on this machine, so its host is not watched from here", url)
-    return servers
+        addresses = _resolve(str(endpoint(url).hostname))
+        if not addresses:
+            logger.warning("%s: the name does not resolve, so its host is not watched", url)
+            continue
+        here = any(is_local(address) for address in addresses)
+        found.append(
+            Target(
+                instance=instance_of(url),
+                port=port_of(url),
+                address=None if here else addresses[0],
+            )
+        )
+    return found
 
 
-def _is_here(host: str) -> bool:
+def local_servers(engines: Sequence[str]) -> list[tuple[str, int]]:
+    """Instance and port of those base URLs that point to this machine's own addresses; resolves
+    names, which may block.
+    """
+    return [(found.instance, found.port) for found in targets(engines) if found.address is None]
+
+
+def _resolve(host: str) -> list[str]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)
     except OSError:
-        return False
-    return any(is_local(str(address[0])) for *_, address in found)
+        return []
+    return [str(address[0]) for *_, address in found]
 
 
 class HostSource:
@@ -99,15 +115,21 @@ class HostSource:
         self._host = host or socket.gethostname()
         self._wall_ns = wall_ns
         self._monotonic_ns = monotonic_ns
+        self._counts = Counts()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What it met since it was made, by the kinds of :data:`counts.KINDS`."""
+        return dict(self._counts)
 
     def run(self, emit: Emit, stop: threading.Event) -> None:
-        """See :meth:`Source.run`; waits for ``stop`` when no server is on this machine."""
-        servers = local_servers(self._engines)
+        """See :meth:`Source.run`; waits for ``stop`` when there is no server to look for."""
+        servers = targets(self._engines)
         if not servers:
             stop.wait()
             return
         files = Files(self._config.proc, self._config.sys)
-        sampler = HostSampler(files, servers, host=self._host)
+        sampler = HostSampler(files, servers, host=self._host, counts=self._counts)
         pace = Pace(self._config.interval_ms / 1000, self._config.cpu_pct / 100)
         due = self._monotonic_ns() / 1e9
         try:
@@ -124,10 +146,12 @@ class HostSource:
                         emit.sample(TELEMETRY_HOST, sample)
                     pace.spent(time.thread_time() - began)
                     missed = (now - due) // pace.interval_s
+                    self._counts["missed_ticks"] += int(missed)
                     due += (missed + 1) * pace.interval_s
                 mark = self._wall_ns()
-                for instance, _ in servers:
+                for instance in sampler.here:
                     emit.watermark(TELEMETRY_HOST, instance, mark)
-                stop.wait(min(WATERMARK_S, max(due - self._monotonic_ns() / 1e9, 0.0)))
+                # Half the CPU time of waiting for the event, which may wait as long as that.
+                time.sleep(min(WATERMARK_S, max(due - self._monotonic_ns() / 1e9, 0.0)))
         finally:
             sampler.close()

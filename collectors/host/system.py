@@ -1,136 +1,174 @@
 """Counters of the whole machine, as the kernel gives them: totals since boot."""
 
-from dataclasses import dataclass
-from pathlib import Path
+import os
+from collections.abc import Container
+from typing import Any
 
-from latencyprism.collectors.host.files import Files
+from latencyprism.collectors.host.files import Files, Growth, Parsed, delta
 
 SECTOR_BYTES = 512
 """Unit of /proc/diskstats, whatever the disk's own sectors."""
+FEW_DISKS = 6
+"""Up to so many disks, their own files cost less than the table of all."""
+
+Totals = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuTimes:
-    """The first line of /proc/stat, in ticks over all CPUs, and the number of CPUs."""
-
-    total: int
-    idle: int
-    steal: int
-    cpus: int
-    runnable: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SystemCounters:
-    """Totals since boot; None where the kernel does not tell."""
-
-    cpu: CpuTimes | None
-    psi_cpu_us: int | None
-    psi_memory_us: int | None
-    psi_io_us: int | None
-    disk_read_bytes: int | None
-    disk_write_bytes: int | None
-    net_rx_bytes: int | None
-    net_tx_bytes: int | None
-    tcp_retransmits: int | None
-
-
-def cpu_times(stat: bytes | None) -> CpuTimes | None:
-    """From /proc/stat; time of guests is part of user time, so it is not added."""
-    if not stat or not stat.startswith(b"cpu "):
+def cpu_ticks(stat: bytes) -> Totals | None:
+    """Ticks over all CPUs: all, those free or waiting for a disk, and those stolen, from
+    /proc/stat; time of guests is part of user time, so it is not added.
+    """
+    if not stat.startswith(b"cpu "):
         return None
-    user, nice, system, idle, iowait, irq, softirq, steal, *_ = map(
-        int, stat[: stat.index(b"\n")].split()[1:9]
-    )
+    ticks = [int(part) for part in stat[5 : stat.index(b"\n")].split(None, 8)[:8]]
+    return sum(ticks), ticks[3] + ticks[4], ticks[7]
+
+
+def runnable(stat: bytes) -> int | None:
+    """Threads that run or could, from /proc/stat."""
     _, found, rest = stat.partition(b"\nprocs_running ")
-    return CpuTimes(
-        total=user + nice + system + idle + iowait + irq + softirq + steal,
-        idle=idle + iowait,
-        steal=steal,
-        cpus=stat.count(b"\ncpu"),
-        runnable=int(rest.split(None, 1)[0]) if found else None,
-    )
-
-
-def pressure_us(pressure: bytes | None) -> int | None:
-    """Time in which some task waited, from /proc/pressure/*."""
-    _, found, rest = (pressure or b"").partition(b"total=")
     return int(rest.split(None, 1)[0]) if found else None
 
 
-def available_bytes(meminfo: bytes | None) -> int | None:
+def pressure_us(pressure: bytes) -> Totals | None:
+    """Time in which some task waited, from /proc/pressure/*."""
+    _, found, rest = pressure.partition(b"total=")
+    return (int(rest.split(None, 1)[0]),) if found else None
+
+
+def available_bytes(meminfo: bytes) -> int | None:
     """MemAvailable of /proc/meminfo."""
-    _, found, rest = (meminfo or b"").partition(b"\nMemAvailable:")
+    _, found, rest = meminfo.partition(b"\nMemAvailable:")
     return int(rest.split(None, 1)[0]) * 1024 if found else None
 
 
-def disk_bytes(diskstats: bytes | None, disks: frozenset[str]) -> tuple[int, int] | None:
-    """Bytes read from and written to ``disks``, from /proc/diskstats."""
-    if diskstats is None or not disks:
+def disk_totals(stat: bytes) -> Totals | None:
+    """Bytes read, bytes written and milliseconds with work, from /sys/block/DISK/stat, whose
+    columns also end a line of /proc/diskstats.
+    """
+    fields = stat.split(None, 10)
+    if len(fields) < 10:
         return None
-    read = written = 0
-    for line in diskstats.decode().splitlines():
-        fields = line.split()
-        if fields[2] in disks:
-            read += int(fields[5]) * SECTOR_BYTES
-            written += int(fields[9]) * SECTOR_BYTES
-    return read, written
+    return int(fields[2]) * SECTOR_BYTES, int(fields[6]) * SECTOR_BYTES, int(fields[9])
 
 
-def net_bytes(dev: bytes | None) -> tuple[int, int] | None:
+def disk_table(diskstats: bytes, disks: Container[str]) -> dict[str, Totals]:
+    """The totals of ``disks``, from /proc/diskstats."""
+    found = {}
+    for line in diskstats.splitlines():
+        fields = line.split(None, 3)
+        totals = disk_totals(fields[3]) if len(fields) > 3 and fields[2].decode() in disks else None
+        if totals is not None:
+            found[fields[2].decode()] = totals
+    return found
+
+
+def net_bytes(dev: bytes) -> Totals | None:
     """Bytes received and sent on all interfaces, from /proc/net/dev."""
-    if dev is None:
+    rows = dev.splitlines()[2:]
+    if not rows:
         return None
     received = sent = 0
-    for line in dev.decode().splitlines()[2:]:
-        fields = line.partition(":")[2].split()
+    for row in rows:
+        fields = row.partition(b":")[2].split(None, 9)
         received += int(fields[0])
         sent += int(fields[8])
     return received, sent
 
 
-def retransmits(snmp: bytes | None) -> int | None:
+def retransmits(snmp: bytes) -> Totals | None:
     """RetransSegs of the Tcp lines of /proc/net/snmp."""
-    lines = [line.split() for line in (snmp or b"").splitlines() if line.startswith(b"Tcp:")]
-    if len(lines) != 2 or b"RetransSegs" not in lines[0]:
+    _, _, rest = snmp.partition(b"Tcp: ")
+    names, _, rest = rest.partition(b"Tcp: ")
+    columns = names.split()
+    if b"RetransSegs" not in columns:
         return None
-    return int(lines[1][lines[0].index(b"RetransSegs")])
+    at = columns.index(b"RetransSegs")
+    values = rest.split(None, at + 1)
+    return (int(values[at]),) if len(values) > at else None
 
 
 class System:
     """Reads the machine's counters."""
 
     def __init__(self, files: Files) -> None:
+        proc = files.proc
+        self.cpus = 0
+        """CPUs that are in use."""
         self._files = files
-        self._disks: frozenset[str] = frozenset()
-        self.find_disks()
+        self._cpu = Growth(files, f"{proc}/stat", cpu_ticks)
+        self._pressure = [
+            (f"psi_{kind}_us", Growth(files, f"{proc}/pressure/{kind}", pressure_us))
+            for kind in ("cpu", "memory", "io")
+        ]
+        self._net = Growth(files, f"{proc}/net/dev", net_bytes)
+        self._tcp = Growth(files, f"{proc}/net/snmp", retransmits)
+        self._memory = Parsed(files, f"{proc}/meminfo", available_bytes)
+        self._disks: dict[str, Parsed[Totals | None]] = {}
+        self._disk_totals: dict[str, Totals] = {}
+        self._disks_ns = 0
+        self.find()
 
-    def find_disks(self) -> None:
-        """Look for disks anew: those with a device behind them, so that neither partitions nor
-        stacked devices count twice.
+    def find(self) -> None:
+        """Count CPUs and look for disks anew: those with a device behind them, so that neither
+        partitions nor stacked devices count twice.
         """
-        block = Path(self._files.sys, "block")
-        self._disks = frozenset(
-            name for name in self._files.names(str(block)) if (block / name / "device").exists()
-        )
+        self.cpus = self._cpu.file.data.count(b"\ncpu")
+        block = f"{self._files.sys}/block"
+        names = {
+            name
+            for name in self._files.names(block)
+            if os.path.exists(f"{block}/{name}/device")  # noqa: PTH110 - a Path for each is dear
+        }
+        for gone in self._disks.keys() - names:
+            self._disks.pop(gone).close()
+        for name in names - self._disks.keys():
+            self._disks[name] = Parsed(self._files, f"{block}/{name}/stat", disk_totals)
 
-    def read(self) -> SystemCounters:
-        """All counters now."""
-        read, proc = self._files.read, self._files.proc
-        disk = disk_bytes(read(f"{proc}/diskstats"), self._disks) or (None, None)
-        net = net_bytes(read(f"{proc}/net/dev")) or (None, None)
-        return SystemCounters(
-            cpu=cpu_times(read(f"{proc}/stat")),
-            psi_cpu_us=pressure_us(read(f"{proc}/pressure/cpu")),
-            psi_memory_us=pressure_us(read(f"{proc}/pressure/memory")),
-            psi_io_us=pressure_us(read(f"{proc}/pressure/io")),
-            disk_read_bytes=disk[0],
-            disk_write_bytes=disk[1],
-            net_rx_bytes=net[0],
-            net_tx_bytes=net[1],
-            tcp_retransmits=retransmits(read(f"{proc}/net/snmp")),
-        )
+    def read(self) -> dict[str, Any]:
+        """Fields of a HostSample: growth since the last call, null the first time."""
+        fields: dict[str, Any] = {}
+        for name, pressure in self._pressure:
+            grown = pressure.read()
+            fields[name] = grown[0] if grown else None
+        grown = self._net.read()
+        fields["net_rx_bytes"], fields["net_tx_bytes"] = grown or (None, None)
+        grown = self._tcp.read()
+        fields["tcp_retransmits"] = grown[0] if grown else None
+        grown = self._cpu.read()
+        total = grown[0] if grown else None
+        if grown and total:
+            # The kernel lets idle time go back a little when a CPU wakes.
+            fields["cpu_busy"] = 1.0 - min((grown[1] or 0) / total, 1.0)
+            fields["cpu_steal"] = min((grown[2] or 0) / total, 1.0)
+        fields["runnable"] = runnable(self._cpu.file.data)
+        return fields
 
-    def memory_available(self) -> int | None:
-        """Bytes of memory the machine could still hand out."""
-        return available_bytes(self._files.read(f"{self._files.proc}/meminfo"))
+    def read_slow(self, monotonic_ns: int) -> dict[str, Any]:
+        """Further fields, whose growth is that since the last call of this method."""
+        now = self._read_disks()
+        before, self._disk_totals = self._disk_totals, now
+        interval_ns, self._disks_ns = monotonic_ns - self._disks_ns, monotonic_ns
+        grown = [
+            tuple(map(delta, before[name], totals))
+            for name, totals in now.items()
+            if name in before
+        ]
+        read, written, busy_ms = (
+            [one[which] for one in grown if one[which] is not None] for which in range(3)
+        )
+        return {
+            "memory_available_bytes": self._memory.read(),
+            "disk_read_bytes": sum(filter(None, read)) if read else None,
+            "disk_write_bytes": sum(filter(None, written)) if written else None,
+            "disk_busy": min(max(filter(None, busy_ms), default=0) * 1e6 / interval_ns, 1.0)
+            if busy_ms and interval_ns > 0
+            else None,
+        }
+
+    def _read_disks(self) -> dict[str, Totals]:
+        if len(self._disks) > FEW_DISKS:
+            table = self._files.read(f"{self._files.proc}/diskstats")
+            return disk_table(table or b"", self._disks)
+        read = ((name, file.read()) for name, file in self._disks.items())
+        return {name: totals for name, totals in read if totals is not None}

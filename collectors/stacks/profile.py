@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from latencyprism.collectors.host.files import Files
-from latencyprism.collectors.host.processes import Server
+from latencyprism.collectors.host.server import roles_on
 from latencyprism.collectors.stacks.config import StacksConfig
 from latencyprism.collectors.stacks.pyspy import Sampled, sample
 from latencyprism.schemas.records import Alert, StackCount, StackProfile, StageShare
@@ -20,12 +20,7 @@ def processes_of(port: int, *, proc: str = "/proc") -> dict[int, str]:
     """Process → its part of the server that listens on a port of this machine; empty when none
     can be seen.
     """
-    server = Server(Files(proc), port)
-    try:
-        server.discover()
-        return {process.pid: process.role for process in server.processes.values()}
-    finally:
-        server.close()
+    return roles_on(Files(proc), port)
 
 
 def take_profiles(

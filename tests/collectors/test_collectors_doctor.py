@@ -165,10 +165,10 @@ def test_packet_capture(root: Path, monkeypatch: pytest.MonkeyPatch, *, allowed:
 
 
 def test_refused_inet_diag_is_partly(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
+    def refuse(_: object) -> None:
         raise OSError("protocol not supported")
 
-    monkeypatch.setattr(doctor, "TcpProbe", refuse)
+    monkeypatch.setattr(doctor, "InetDiag", refuse)
     finding = found(root)["TCP connections"]
 
     assert finding.state == "partly"

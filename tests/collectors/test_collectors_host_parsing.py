@@ -1,12 +1,8 @@
-import socket
-import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from latencyprism.collectors.host import cgroups, files, processes, system, tcp
+from latencyprism.collectors.host import cgroups, files, numa, processes, system, tcp, threads
 from latencyprism.collectors.host.clock import clock_error
 from latencyprism.collectors.host.files import Files
 
@@ -20,22 +16,22 @@ procs_blocked 0
 """
 
 
-def test_cpu_times_count_idle_and_waiting_for_disk_as_free_and_guests_once() -> None:
-    assert system.cpu_times(STAT) == system.CpuTimes(
-        total=621, idle=450, steal=8, cpus=2, runnable=3
-    )
+def test_cpu_ticks_count_idle_and_waiting_for_disk_as_free_and_guests_once() -> None:
+    assert system.cpu_ticks(STAT) == (621, 450, 8)
+    assert system.runnable(STAT) == 3
 
 
-@pytest.mark.parametrize("text", [None, b"", b"intr 1\n"])
-def test_unreadable_stat_is_unknown(text: bytes | None) -> None:
-    assert system.cpu_times(text) is None
+@pytest.mark.parametrize("text", [b"", b"intr 1\n"])
+def test_unreadable_stat_is_unknown(text: bytes) -> None:
+    assert system.cpu_ticks(text) is None
+    assert system.runnable(text) is None
 
 
 def test_pressure_is_the_time_in_which_some_waited() -> None:
     text = b"some avg10=1.00 avg60=0.00 avg300=0.00 total=123\nfull avg10=0.00 total=45\n"
 
-    assert system.pressure_us(text) == 123
-    assert system.pressure_us(None) is None
+    assert system.pressure_us(text) == (123,)
+    assert system.pressure_us(b"") is None
 
 
 def test_available_memory() -> None:
@@ -45,13 +41,18 @@ def test_available_memory() -> None:
 
 def test_disks_without_partitions() -> None:
     text = (
-        b"   8 0 sda 1 2 10 4 5 6 20 8 0 0 0\n"
+        b"   8 0 sda 1 2 10 4 5 6 20 8 0 30 0\n"
         b"   8 1 sda1 1 2 10 4 5 6 20 8 0 0 0\n"
-        b" 259 0 nvme0n1 1 2 1 4 5 6 2 8 0 0 0\n"
+        b" 259 0 nvme0n1 1 2 1 4 5 6 2 8 0 40 0\n"
     )
 
-    assert system.disk_bytes(text, frozenset({"sda", "nvme0n1"})) == (11 * 512, 22 * 512)
-    assert system.disk_bytes(text, frozenset()) is None
+    assert system.disk_table(text, {"sda", "nvme0n1"}) == {
+        "sda": (10 * 512, 20 * 512, 30),
+        "nvme0n1": (512, 2 * 512, 40),
+    }
+    assert system.disk_table(b"", {"sda"}) == {}
+    assert system.disk_totals(b"1 2 10 4 5 6 20 8 0 30 0\n") == (10 * 512, 20 * 512, 30)
+    assert system.disk_totals(b"1 2\n") is None
 
 
 def test_net_bytes_of_all_interfaces() -> None:
@@ -62,16 +63,21 @@ def test_net_bytes_of_all_interfaces() -> None:
     )
 
     assert system.net_bytes(text) == (15, 17)
+    assert system.net_bytes(b"") is None
 
 
 def test_retransmits_by_the_name_of_the_column() -> None:
-    assert system.retransmits(b"Tcp: A RetransSegs B\nTcp: 1 42 -1\n") == 42
+    assert system.retransmits(b"Ip: A\nIp: 1\nTcp: A RetransSegs B\nTcp: 1 42 -1\n") == (42,)
     assert system.retransmits(b"Tcp: A B\nTcp: 1 2\n") is None
-    assert system.retransmits(None) is None
+    assert system.retransmits(b"Tcp: A RetransSegs\nTcp: 1\n") is None
+    assert system.retransmits(b"") is None
 
 
 def test_process_stat_with_any_command() -> None:
-    text = b"7 (a) b) (c) D 1 1 1 0 -1 0 11 0 12 0 13 14 0 0 20 0 5 0 777 1000 66 1844674407\n"
+    text = (
+        b"7 (a) b) (c) D 1 1 1 0 -1 0 11 0 12 0 13 14 0 0 20 0 5 0 777 1000 66 1844674407 "
+        b"0 0 0 0 0 0 0 0 0 0 0 0 17 6 0 0\n"
+    )
 
     assert processes.parse_stat(text) == processes.Stat(
         state="D",
@@ -81,7 +87,10 @@ def test_process_stat_with_any_command() -> None:
         threads=5,
         started_ticks=777,
         rss_pages=66,
+        cpu=6,
     )
+    assert processes.parse_stat(b"") is None
+    assert processes.parse_stat(b"7 (a) D 1 1\n") is None
 
 
 def test_context_switches() -> None:
@@ -106,6 +115,11 @@ def test_context_switches() -> None:
         ("python -m sglang.launch_server --port 30000", True, "api"),
         ("text-generation-router --port 80", True, "api"),
         ("/opt/text-generation-server serve model", False, "worker"),
+        ("text-generation-launcher --model-id m", False, "launcher"),
+        ("ray::RayWorkerWrapper.execute_method", False, "worker"),
+        ("ray::DPEngineCoreActor", False, "core"),
+        ("/usr/bin/ollama runner --model m --port 4000", False, "worker"),
+        ("python3 /usr/local/bin/trtllm-serve model", True, "api"),
         ("./llama-server -m model.gguf", True, "server"),
         ("python -c from multiprocessing.spawn import spawn_main", False, "child"),
         ("python -c from multiprocessing.resource_tracker import main", False, None),
@@ -121,10 +135,10 @@ def test_role_by_command_line(line: str, listens: bool, role: str | None) -> Non
         (b"nr_periods 9\nnr_throttled 4\nthrottled_time 5000\n", (5000, 4)),
         (b"usage_usec 1\nnr_periods 9\nnr_throttled 4\nthrottled_usec 5\n", (5000, 4)),
         (b"usage_usec 1\nuser_usec 1\n", None),
-        (None, None),
+        (b"", None),
     ],
 )
-def test_throttling_of_both_versions(text: bytes | None, expected: tuple[int, int] | None) -> None:
+def test_throttling_of_both_versions(text: bytes, expected: tuple[int, int] | None) -> None:
     assert cgroups.throttling(text) == expected
 
 
@@ -136,27 +150,6 @@ def write(path: Path, text: str = "") -> Path:
 
 def fake(tmp_path: Path) -> Files:
     return Files(str(tmp_path / "proc"), str(tmp_path / "sys"))
-
-
-def test_groups_of_version_2_up_to_the_root(tmp_path: Path) -> None:
-    write(tmp_path / "proc/7/cgroup", "0::/kubepods/pod1/app\n")
-    root = tmp_path / "sys/fs/cgroup"
-    deep = [
-        write(root / "kubepods/pod1/app/cpu.stat"),
-        write(root / "kubepods/pod1/cpu.stat"),
-        write(root / "cpu.stat"),
-    ]
-
-    assert cgroups.cpu_groups(fake(tmp_path), 7) == [str(path) for path in deep]
-
-
-def test_group_of_version_1_where_it_has_the_cpu_controller(tmp_path: Path) -> None:
-    write(tmp_path / "proc/7/cgroup", "4:cpu,cpuacct:/lab\n2:memory:/other\n0::/\n")
-    write(tmp_path / "sys/fs/cgroup/unified/cpu.stat")
-    own = write(tmp_path / "sys/fs/cgroup/cpu,cpuacct/lab/cpu.stat")
-
-    assert cgroups.cpu_groups(fake(tmp_path), 7) == [str(own)]
-    assert cgroups.cpu_groups(fake(tmp_path), 8) == []
 
 
 def test_listeners_of_a_port_and_no_others(tmp_path: Path) -> None:
@@ -190,6 +183,7 @@ def test_kept_files_show_new_content_and_are_bounded(
         assert reader.read(path) == b"new"
 
     assert len(reader._open) == 2
+    assert reader.read(paths[2]) == b"new"
     assert reader.read(str(tmp_path / "missing")) is None
     assert reader.read_once(str(tmp_path)) is None
     assert reader.names(str(tmp_path / "missing")) == []
@@ -207,61 +201,64 @@ def test_long_tables_are_read_to_the_end(tmp_path: Path) -> None:
     assert Files().read_once(str(path)) == data
 
 
-def info(rtt_us: int, length: int = 232) -> bytes:
-    return bytes(68) + struct.pack("=I", rtt_us) + bytes(length - 72)
+def test_a_file_is_parsed_only_when_it_changed(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", "1")
+    parsed: list[bytes] = []
+
+    def parse(data: bytes) -> bytes:
+        parsed.append(data)
+        return data
+
+    file = files.Parsed(Files(), str(path), parse)
+
+    assert [file.read(), file.read()] == [b"1", b"1"]
+    path.write_text("2")
+    assert file.read() == b"2"
+    assert parsed == [b"", b"1", b"2"]
 
 
-def diag(attributes: bytes) -> bytes:
-    body = bytes(72) + attributes
-    return struct.pack("=IHHII", 16 + len(body), 20, 2, 1, 0) + body
+def test_growth_is_unknown_at_first_and_after_a_reset(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", "5 5")
+    growth = files.Growth(
+        Files(), str(path), lambda data: tuple(map(int, data.split())) if data else None
+    )
+
+    assert growth.read() is None
+    assert growth.read() == (0, 0)
+    path.write_text("7 3")
+    assert growth.read() == (2, None)
+    path.write_text("")
+    assert growth.read() is None
 
 
-def attribute(kind: int, data: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(data), kind) + data + bytes(-len(data) % 4)
+def test_no_more_than_so_much_is_read_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "MAX_BYTES", 100_000)
+    path = write(tmp_path / "long", "x" * 500_000)
+
+    data = Files().read_once(str(path))
+
+    assert data is not None
+    assert 100_000 <= len(data) <= 100_000 + files.CHUNK
 
 
-DONE = struct.pack("=IHHIIi", 20, 3, 2, 1, 0, 0)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("0-2,5\n", [0, 1, 2, 5]), ("0\n", [0]), ("", []), ("x,3-,2-a,1", [1])],
+)
+def test_node_lists(text: str, expected: list[int]) -> None:
+    assert numa.node_numbers(text) == expected
 
 
-def test_round_trips_of_a_netlink_dump() -> None:
-    odd = attribute(5, b"abc")
-    data = diag(odd + attribute(2, info(120))) + diag(attribute(2, info(80, 104)) + odd)
-
-    assert tcp.round_trips(data) == ([120, 80], False)
-    assert tcp.round_trips(data + DONE) == ([120, 80], True)
-    assert tcp.round_trips(diag(b"")) == ([], False)
+def test_pages_that_missed_their_node() -> None:
+    assert numa.numa_miss(b"numa_hit 5\nnuma_miss 7\nnuma_foreign 9\n") == (7,)
+    assert numa.numa_miss(b"") is None
 
 
-def test_refused_dump_raises() -> None:
-    with pytest.raises(OSError, match="inet_diag"):
-        tcp.round_trips(struct.pack("=IHHIIi", 20, 2, 0, 1, 0, -2))
-
-
-@given(st.binary(max_size=300))
-def test_no_datagram_hangs_or_raises_anything_else(data: bytes) -> None:
-    try:
-        found, _ = tcp.round_trips(data)
-    except (OSError, struct.error):
-        return
-    assert len(found) <= len(data)
-
-
-def test_round_trip_of_a_real_connection() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        probe = tcp.TcpProbe()
-        idle = probe.rtt_us(port)
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            accepted, _ = server.accept()
-            accepted.sendall(b"x")
-            client.recv(1)
-            rtt_us = probe.rtt_us(port)
-            accepted.close()
-        probe.close()
-
-    assert idle is None
-    assert rtt_us is not None
-    assert 0 < rtt_us < 1e6
+def test_schedstat() -> None:
+    assert threads.parse_schedstat(b"12 34 5\n") == (12, 34)
+    assert threads.parse_schedstat(b"") is None
 
 
 def test_the_kernel_tells_its_clock_error() -> None:

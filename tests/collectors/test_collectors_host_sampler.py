@@ -4,10 +4,12 @@ from pathlib import Path
 import pytest
 from fake_machine import INODE, FakeMachine, FakeProcess
 
-from latencyprism.collectors.host import processes
-from latencyprism.collectors.host.files import Files
-from latencyprism.collectors.host.sampler import HostSampler, delta
-from latencyprism.schemas.records import HostSample
+from latencyprism.collectors.host import processes, sampler, threads
+from latencyprism.collectors.host.counts import Counts
+from latencyprism.collectors.host.files import Files, delta
+from latencyprism.collectors.host.locate import Target
+from latencyprism.collectors.host.sampler import HostSampler
+from latencyprism.schemas.records import HostSample, ThreadSample
 
 MS = 1_000_000
 
@@ -24,11 +26,20 @@ def machine(tmp_path: Path) -> FakeMachine:
 class Ticker:
     """A sampler on a fake machine, one tick every 100 ms of a fake clock."""
 
-    def __init__(self, machine: FakeMachine) -> None:
+    def __init__(self, machine: FakeMachine, target: Target | None = None) -> None:
         self.machine = machine
         # Fake files are replaced, not rewritten in place by a kernel, so none is kept open.
         self.files = Reopening(str(machine.proc), str(machine.sys))
-        self.sampler = HostSampler(self.files, [("h:8000", machine.port)], host="node")
+        self.counts = Counts()
+        self.cost_ns = 0
+        self.sampler = HostSampler(
+            self.files,
+            [target or Target(instance="h:8000", port=machine.port)],
+            host="node",
+            counts=self.counts,
+            diag=False,
+            cpu_ns=self._spend,
+        )
         self.now_ns = 0
         self.offset_ns = 10**18
 
@@ -39,6 +50,10 @@ class Ticker:
             wall_ns=self.now_ns + self.offset_ns, monotonic_ns=self.now_ns, lateness_us=5
         )
         return samples[0] if samples else None
+
+    def _spend(self) -> int:
+        self.cost_ns += 1
+        return self.cost_ns
 
     def next(self, advance_ms: int = 100) -> HostSample:
         sample = self(advance_ms)
@@ -86,7 +101,6 @@ def test_machine_and_process_over_an_interval(machine: FakeMachine, tick: Ticker
     assert sample.cpu_others == pytest.approx(0.2)
     assert sample.runnable == 3
     assert (sample.psi_cpu_us, sample.psi_memory_us, sample.psi_io_us) == (7, 7, 7)
-    assert (sample.disk_read_bytes, sample.disk_write_bytes) == (7 * 512, 0)
     assert (sample.net_rx_bytes, sample.net_tx_bytes, sample.tcp_retransmits) == (7, 7, 7)
     assert (sample.throttled_ns, sample.throttled_periods) == (3_000_000, 2)
     (seen,) = sample.processes
@@ -104,6 +118,42 @@ def test_slow_values_come_once_a_second(tick: Ticker) -> None:
 
     assert [i for i, value in enumerate(seen, start=1) if value is not None] == [10, 20]
     assert set(seen) == {None, 8192}
+
+
+def test_disks_are_told_once_a_second_over_that_second(machine: FakeMachine, tick: Ticker) -> None:
+    tick()
+    seen = []
+    for _ in range(20):
+        machine.psi += 1
+        machine.busy_ms += 25
+        sample = tick.next()
+        seen.append((sample.disk_read_bytes, sample.disk_write_bytes, sample.disk_busy))
+
+    told = [one for one in seen if one[0] is not None]
+    assert told == [(10 * 512, 0, 0.25)] * 2
+
+
+def test_busiest_threads_come_once_a_second_over_that_second(
+    machine: FakeMachine, tick: Ticker
+) -> None:
+    process = machine.processes[100]
+    process.waits = dict.fromkeys(range(100, 112), 0)
+    process.names = {111: "EngineCore"}
+    tick()
+    seen = []
+    for _ in range(20):
+        process.ticks += 1
+        for tid in process.waits:
+            process.runs[tid] = process.runs.get(tid, 0) + (tid - 100) * 10
+        process.waits[101] += 500
+        seen.append(tick.next().hot_threads)
+
+    assert [i for i, hot in enumerate(seen, start=1) if hot] == [10, 20]
+    assert len(seen[9]) == sampler.HOT_THREADS
+    assert seen[19][:2] == (
+        ThreadSample(pid=100, tid=101, name="x", cpu_ns=100, runqueue_ns=5000),
+        ThreadSample(pid=100, tid=111, name="EngineCore", cpu_ns=1100, runqueue_ns=0),
+    )
 
 
 def test_clock_that_was_set_is_told_and_intervals_stay_monotonic(tick: Ticker) -> None:
@@ -131,14 +181,14 @@ def test_vllm_processes_and_their_roles(machine: FakeMachine, tick: Ticker) -> N
     assert roles == {100: "api", 101: "core", 102: "worker"}
 
 
-def test_restarted_server_is_found_at_the_next_tick(machine: FakeMachine, tick: Ticker) -> None:
+def test_restarted_server_is_found_within_a_second(machine: FakeMachine, tick: Ticker) -> None:
     tick()
     assert len(tick.next().processes) == 1
     machine.kill(100)
     machine.processes[300] = FakeProcess(inode=INODE + 1, waits={300: 0})
     machine.listening(INODE + 1)
 
-    gone, found = tick.next(), tick.next()
+    gone, found = tick.next(), tick.next(1000)
 
     assert gone.processes == ()
     assert [process.pid for process in found.processes] == [300]
@@ -168,7 +218,7 @@ def test_process_number_used_again_is_another_process(machine: FakeMachine, tick
     machine.processes[100].ticks = 1_000_000
 
     assert tick.next().processes == ()
-    assert tick.next().processes[0].cpu_ns is None
+    assert tick.next(1000).processes[0].cpu_ns is None
 
 
 def test_new_child_is_seen_within_seconds(machine: FakeMachine, tick: Ticker) -> None:
@@ -198,26 +248,51 @@ def test_kernel_without_counters_gives_null(machine: FakeMachine, tick: Ticker) 
 def test_only_threads_that_move_are_read_between_sweeps(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "MIN_ACTIVE", 1)
+    monkeypatch.setattr(threads, "MIN_ACTIVE", 1)
     process = machine.processes[100]
     process.waits = dict.fromkeys((100, 101, 102), 0)
     process.runs = {102: 50}
     machine.flush()
-    threads = processes.Threads(Reopening(str(machine.proc)), 100)
-    threads.sweep()
-    assert threads.waited_ns() is None
+    read = threads.Threads(Reopening(str(machine.proc)), 100, Counts())
+    assert read.waited_ns() is None
+    assert read.sweep() == []
     process.waits |= {101: 7, 102: 9}
     machine.flush()
 
-    assert threads.waited_ns() == 9
-    threads.sweep()
+    assert read.waited_ns() == 9
+    assert read.sweep() == [
+        threads.Growth(tid=102, ran_ns=0, waited_ns=9),
+        threads.Growth(tid=101, ran_ns=0, waited_ns=7),
+    ]
     process.waits |= {100: 1, 101: 10, 102: 13}
     machine.flush()
     # 101 is read from now on, 102 went on, 100 sleeps as far as the sweep knows.
-    assert threads.waited_ns() == 4
+    assert read.waited_ns() == 3 + 4
     process.waits |= {101: 15, 102: 14}
     machine.flush()
-    assert threads.waited_ns() == 6
+    assert read.waited_ns() == 6
+
+
+def test_threads_of_a_large_process_take_turns(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "MAX_SWEPT", 4)
+    monkeypatch.setattr(threads, "MIN_ACTIVE", 1)
+    monkeypatch.setattr(threads, "MAX_ACTIVE", 1)
+    process = machine.processes[100]
+    process.waits = dict.fromkeys(range(100, 110), 0)
+    machine.flush()
+    counts = Counts()
+    read = threads.Threads(Reopening(str(machine.proc)), 100, counts)
+    for _ in range(4):
+        read.sweep()
+    process.waits = dict.fromkeys(process.waits, 5)
+    machine.flush()
+
+    seen = [one.tid for _ in range(4) for one in read.sweep()]
+
+    assert set(seen) == set(range(100, 110))
+    assert counts["threads_beyond_bound"] == 8
 
 
 @pytest.mark.parametrize(

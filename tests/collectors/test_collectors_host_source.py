@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from latencyprism.collectors.host.config import HostConfig
-from latencyprism.collectors.host.source import HostSource, Pace, local_servers
+from latencyprism.collectors.host.counts import KINDS
+from latencyprism.collectors.host.locate import Target
+from latencyprism.collectors.host.source import HostSource, Pace, local_servers, targets
 from latencyprism.collectors.publisher import MemoryPublisher
 from latencyprism.schemas.records import HostSample, ProcessSample
 from latencyprism.schemas.topics import TELEMETRY_HOST, Topic
@@ -164,27 +166,45 @@ def test_watermarks_come_at_least_every_200_ms(watched: Recorder) -> None:
     assert gaps[-2] < 0.2
 
 
-def test_only_servers_of_this_machine_are_watched() -> None:
-    engines = [
-        "http://127.0.0.1:8000",
-        "http://192.0.2.1:8000",
-        "http://no-such-host.invalid",
-        "http://localhost",
+ENGINES = [
+    "http://127.0.0.1:8000",
+    "http://192.0.2.1:8000",
+    "http://no-such-host.invalid",
+    "http://localhost",
+]
+
+
+def test_servers_of_other_addresses_may_be_containers_here() -> None:
+    assert targets(ENGINES) == [
+        Target(instance="127.0.0.1:8000", port=8000),
+        Target(instance="192.0.2.1:8000", port=8000, address="192.0.2.1"),
+        Target(instance="localhost:80", port=80),
     ]
 
-    assert local_servers(engines) == [("127.0.0.1:8000", 8000), ("localhost:80", 80)]
+
+def test_only_servers_of_this_machine_s_addresses_are_local() -> None:
+    assert local_servers(ENGINES) == [("127.0.0.1:8000", 8000), ("localhost:80", 80)]
 
 
-def test_without_a_local_server_the_source_waits_for_the_end() -> None:
+@pytest.mark.parametrize("engine", ["http://192.0.2.1:8000", "http://no-such-host.invalid"])
+def test_of_a_server_elsewhere_nothing_is_told(engine: str) -> None:
     recorder, stop = Recorder(), threading.Event()
-    source = HostSource(["http://192.0.2.1:8000"], HostConfig())
+    source = HostSource([engine], HostConfig(interval_ms=10))
     thread = threading.Thread(target=source.run, args=(recorder, stop))
     thread.start()
+    time.sleep(0.2)
     stop.set()
     thread.join(5)
 
     assert not thread.is_alive()
     assert (recorder.samples, recorder.marks) == ([], [])
+
+
+def test_counts_are_all_there_from_the_start() -> None:
+    source = HostSource([], HostConfig())
+
+    assert set(source.counts) == set(KINDS)
+    assert not any(source.counts.values())
 
 
 def intervals_at(pace: Pace, costs_s: list[float]) -> list[float]:

@@ -10,12 +10,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from latencyprism.collectors.host.files import Files
 from latencyprism.collectors.source import UnavailableError
 from latencyprism.collectors.xpu import sysfs
+from latencyprism.collectors.xpu.amd_library import AmdLibrary
 from latencyprism.collectors.xpu.gpu_metrics import GpuMetrics, UnknownTableError, decode
 from latencyprism.collectors.xpu.reading import Reading
 
@@ -38,6 +39,8 @@ class _Slow:
     gen: int | None = None
     width: int | None = None
     pids: tuple[int, ...] = ()
+    table: GpuMetrics | None = None
+    """What AMD's library tells, of a card whose own table is not known."""
 
 
 @dataclass(slots=True)
@@ -53,7 +56,9 @@ class _Card:
     files: tuple[str, ...]
     kfd: str | None
     slow: _Slow = field(default_factory=_Slow)
+    unknown_table: bool = False
     residencies: dict[str, int] = field(default_factory=dict)
+    """Those of the reading before."""
 
 
 class Amd:
@@ -65,6 +70,7 @@ class Amd:
         *,
         slow_interval_s: float = 1.0,
         monotonic_s: Callable[[], float] = time.monotonic,
+        load_library: Callable[[], AmdLibrary | None] = AmdLibrary.load,
     ) -> None:
         self._files = Files(sys=sys)
         self._slow_interval_s = slow_interval_s
@@ -72,6 +78,9 @@ class Amd:
         self._slow_due_s = -float("inf")
         self._cards: dict[str, _Card] = {}
         self._counts: Counter[str] = Counter()
+        self._load_library = load_library
+        self._library: AmdLibrary | None = None
+        self._library_tried = False
         self.reopen()
         if not self._cards:
             raise UnavailableError(f"no card of AMD's amdgpu driver in {sys}/class/drm")
@@ -100,8 +109,10 @@ class Amd:
                 self._cards[card.device] = card
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, and the library if it was needed."""
         self._files.close()
+        if self._library is not None:
+            self._library.close()
 
     def _open(self, folder: str, nodes: Mapping[str, str]) -> _Card:
         files, address = self._files, sysfs.pci_address(folder)
@@ -128,7 +139,7 @@ class Amd:
             return Reading(device=card.device, vendor=VENDOR, aliases=card.aliases, name=card.name)
         busy = sysfs.number(files, f"{folder}/gpu_busy_percent", 0.01)
         used = sysfs.whole(files, f"{folder}/mem_info_vram_used")
-        table = self._table(f"{folder}/gpu_metrics")
+        table = self._table(card)
         if busy is None and used is None and table is None:
             return Reading(
                 device=card.device,
@@ -139,7 +150,7 @@ class Amd:
                 if sysfs.exists(folder)
                 else f"{card.address} is gone from the PCI bus",
             )
-        table = table or GpuMetrics()
+        table = table or slow.table or GpuMetrics()
         celsius = {name: self._sensor(at, 0.001) for name, at in card.temperatures.items()}
         memory_c = celsius.get("mem")
         return Reading(
@@ -154,7 +165,7 @@ class Amd:
             core_clock_mhz=sysfs.first((table.core_clock_mhz, self._of(card, "freq1_input", 1e-6))),
             core_clock_max_mhz=card.clock_max_mhz,
             memory_clock_mhz=self._of(card, "freq2_input", 1e-6),
-            throttle_reasons=_throttle(card, table),
+            throttle_reasons=table.throttle_reasons,
             temperature_c=sysfs.first(
                 (celsius.get("edge"), celsius.get("junction"), table.hotspot_temperature_c)
             ),
@@ -191,6 +202,7 @@ class Amd:
             gen=gen,
             width=width,
             pids=tuple(users.get(card.kfd or "", ())),
+            table=self._ask_library(card) if card.unknown_table else None,
         )
 
     def _of(self, card: _Card, name: str, scale: float) -> float | None:
@@ -214,19 +226,26 @@ class Amd:
                     total[kind] += int(count)
         return total.get("ce"), total.get("ue")
 
-    def _table(self, path: str) -> GpuMetrics | None:
-        content = self._files.read(path)
+    def _table(self, card: _Card) -> GpuMetrics | None:
+        content = self._files.read(f"{card.folder}/gpu_metrics")
         if content is None:
             return None
         try:
-            return decode(content)
+            table = decode(content)
         except UnknownTableError as unknown:
-            if not self._counts["unknown_tables"]:
-                logger.info(
-                    "%s: %s is not known; the other files are read all the same", path, unknown
-                )
+            if not card.unknown_table:
+                logger.info("%s: %s is not known here", card.address, unknown)
+            card.unknown_table = True
             self._counts["unknown_tables"] += 1
             return None
+        return replace(table, throttle_reasons=_throttle(card, table))
+
+    def _ask_library(self, card: _Card) -> GpuMetrics | None:
+        if not self._library_tried:
+            self._library_tried = True
+            self._library = self._load_library()
+        table = None if self._library is None else self._library.metrics(card.address)
+        return None if table is None else replace(table, throttle_reasons=_throttle(card, table))
 
 
 def _throttle(card: _Card, table: GpuMetrics) -> tuple[str, ...] | None:

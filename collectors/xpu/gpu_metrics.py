@@ -7,6 +7,7 @@ another layout. Fields that the firmware does not fill are all ones.
 
 import ctypes
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -67,49 +68,60 @@ def decode(table: bytes) -> GpuMetrics:
         raise UnknownTableError(
             f"gpu_metrics v{form}.{content} of {size} bytes, of which {len(table)} are here"
         )
-    values = layout.from_buffer_copy(table)
-    residencies = {
-        reason: number
-        for name, reason in RESIDENCIES.items()
-        if (number := _number(values, name)) is not None
-    }
-    power = _number(values, "average_socket_power")
+    return metrics_of(_filled(layout.from_buffer_copy(table)))
+
+
+def metrics_of(values: Mapping[str, Any]) -> GpuMetrics:
+    """What is used of a table's values, by the names of their fields; those not filled are not in
+    it, or, in AMD's library, not numbers.
+    """
+    numbers = {name: value for name, value in values.items() if type(value) is int}
     return GpuMetrics(
-        throttle_reasons=_throttlers(_number(values, "indep_throttle_status")),
-        residencies=residencies,
-        memory_temperature_c=_number(values, "temperature_mem"),
-        hotspot_temperature_c=_number(values, "temperature_hotspot"),
-        power_w=_number(values, "curr_socket_power") if power is None else power,
-        core_clock_mhz=_highest(values, "current_gfxclk"),
-        pcie_replays_total=_number(values, "pcie_replay_count_acc"),
+        throttle_reasons=_throttlers(numbers.get("indep_throttle_status")),
+        residencies={
+            reason: numbers[name] for name, reason in RESIDENCIES.items() if name in numbers
+        },
+        memory_temperature_c=numbers.get("temperature_mem"),
+        hotspot_temperature_c=numbers.get("temperature_hotspot"),
+        power_w=_either(
+            numbers, "average_socket_power", "curr_socket_power", "current_socket_power"
+        ),
+        core_clock_mhz=max(
+            (*_list(values, "current_gfxclk"), *_list(values, "current_gfxclks")), default=None
+        ),
+        pcie_replays_total=numbers.get("pcie_replay_count_acc"),
         link_bytes_total=_link_bytes(values),
     )
 
 
-def _number(values: Any, name: str) -> int | None:
-    value = getattr(values, name, None)
-    if value is None:
-        return None
-    missing = (1 << 8 * getattr(type(values), name).size) - 1
-    return None if value == missing else int(value)
+def _filled(table: Any) -> dict[str, Any]:
+    """Fields that the firmware has filled; of arrays the elements that it has."""
+    found: dict[str, Any] = {}
+    for name, kind in type(table)._fields_:
+        value = getattr(table, name)
+        if isinstance(value, int):
+            if value != (1 << 8 * ctypes.sizeof(kind)) - 1:
+                found[name] = value
+        elif issubclass(kind._type_, (U16, U64)):
+            missing = (1 << 8 * ctypes.sizeof(kind._type_)) - 1
+            found[name] = [element for element in value if element != missing]
+    return found
 
 
-def _numbers(values: Any, name: str) -> list[int]:
-    array = getattr(values, name, ())
-    missing = (1 << 8 * ctypes.sizeof(array) // max(len(array), 1)) - 1 if array else 0
-    return [int(value) for value in array if value != missing]
+def _either(numbers: Mapping[str, int], *names: str) -> int | None:
+    return next((numbers[name] for name in names if name in numbers), None)
 
 
-def _highest(values: Any, name: str) -> int | None:
-    """Of all dies; older tables have one value."""
-    if isinstance(getattr(values, name), int):
-        return _number(values, name)
-    return max(_numbers(values, name), default=None)
+def _list(values: Mapping[str, Any], name: str) -> list[int]:
+    """Older tables have one value where newer ones have one for each die."""
+    value = values.get(name)
+    several = value if isinstance(value, list) else [value]
+    return [element for element in several if type(element) is int]
 
 
-def _link_bytes(values: Any) -> int | None:
+def _link_bytes(values: Mapping[str, Any]) -> int | None:
     names = ("xgmi_read_data_acc", "xgmi_write_data_acc")
-    kibibytes = [number for name in names for number in _numbers(values, name)]
+    kibibytes = [number for name in names for number in _list(values, name)]
     return sum(kibibytes) * 1024 if kibibytes else None
 
 

@@ -201,7 +201,8 @@ class Engine:
                 part.joined += 1
                 part.prefill_tokens += output.computed_tokens
                 before = output.prompt_tokens
-                self._wait(part, end_ns, output.queued_ns, output.scheduled_ns)
+                if end_ns == outputs.at_ns:  # else its clock is not this machine's
+                    self._wait(part, end_ns, output.queued_ns, output.scheduled_ns)
             elif output.tokens:
                 part.decode_sequences += 1
                 part.context_tokens = _sum(part.context_tokens, -1 if before is None else before)

@@ -194,7 +194,7 @@ class Nvml:
             raise UnavailableError("NVML finds no GPU on this host")
         if slow_interval_s is not None:
             threading.Thread(
-                target=self._read_slowly, args=(slow_interval_s,), name="xpu pcie", daemon=True
+                target=self._read_slowly, args=(slow_interval_s,), name="xpu nvidia slow", daemon=True
             ).start()
 
     @property

@@ -1,26 +1,33 @@
 """Which watched servers use a device."""
 
-import os
 from collections.abc import Iterable, Iterator
 
+from latencyprism.collectors.host.counts import Counts
 from latencyprism.collectors.host.files import Files
-from latencyprism.collectors.host.processes import descendants, holders
-from latencyprism.collectors.host.tcp import listeners
+from latencyprism.collectors.host.locate import Locator, Target
+from latencyprism.collectors.host.ray import RayWorkers
+from latencyprism.collectors.host.server import Server
+from latencyprism.collectors.host.sockets import Sockets
 from latencyprism.collectors.xpu.reading import Reading
 
 
 class Owners:
-    """Maps devices to the servers of this host, by the tree of the process that listens.
+    """Maps devices to the servers of this host, by the processes that the host source finds.
 
     A device is a server's when one of the server's processes computes on it as far as its driver
     tells, holds its device file open, or listens on the port by which it is read.
     """
 
-    def __init__(
-        self, files: Files, servers: Iterable[tuple[str, int]], ports: Iterable[int] = ()
-    ) -> None:
+    def __init__(self, files: Files, servers: Iterable[Target], ports: Iterable[int] = ()) -> None:
+        counts = Counts()
         self._files = files
-        self._servers = tuple(servers)
+        self._locator = Locator(files, counts)
+        ray = RayWorkers(files, counts)
+        self._servers = [
+            Server(files, target, locator=self._locator, ray=ray, counts=counts)
+            for target in servers
+        ]
+        self._sockets = Sockets(f"{files.proc}/net", None)
         self._ports = tuple(ports)
         self._pids: dict[int, str] = {}
         self._held: dict[str, set[str]] = {}
@@ -28,11 +35,10 @@ class Owners:
 
     def refresh(self) -> None:
         """Find the processes of every server again; looks through all that may be read."""
+        for server in self._servers:
+            server.discover()
         self._pids = {
-            pid: instance
-            for instance, port in self._servers
-            if (sockets := listeners(self._files, port))
-            for pid in descendants(self._files, holders(self._files, sockets))
+            pid: server.target.instance for server in self._servers for pid in server.processes
         }
         held: dict[str, set[str]] = {}
         for pid, instance in self._pids.items():
@@ -41,8 +47,8 @@ class Owners:
         self._listening = {
             port: {
                 instance
-                for inode in listeners(self._files, port)
-                for instance in held.get(f"socket:[{inode}]", ())
+                for listener in self._sockets.listeners(port)
+                for instance in held.get(f"socket:[{listener.inode}]", ())
             }
             for port in self._ports
         }
@@ -57,10 +63,12 @@ class Owners:
             found |= self._listening.get(reading.port, set())
         return sorted(found)
 
+    def close(self) -> None:
+        """Close what is kept open."""
+        for server in self._servers:
+            server.close()
+        self._locator.close()
+
     def _open_files(self, pid: int) -> Iterator[str]:
         folder = f"{self._files.proc}/{pid}/fd"
-        for name in self._files.names(folder):
-            try:
-                yield os.readlink(f"{folder}/{name}")  # noqa: PTH115 - many, and a Path each is dear
-            except OSError:
-                continue
+        return (self._files.link(f"{folder}/{name}") for name in self._files.names(folder))

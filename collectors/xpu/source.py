@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from latencyprism.collectors.host.files import Files
-from latencyprism.collectors.host.source import local_servers
+from latencyprism.collectors.host.source import targets
 from latencyprism.collectors.source import Emit, UnavailableError
 from latencyprism.collectors.xpu.config import XpuConfig
 from latencyprism.collectors.xpu.owners import Owners
@@ -102,7 +102,7 @@ class XpuSource:
         address that is none.
         """
         config = self._config
-        servers = local_servers(self._engines)
+        servers = targets(self._engines)
         answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._pollers = [
             Poller(
@@ -126,6 +126,7 @@ class XpuSource:
             deadline_s = time.monotonic() + LEAVE_S
             for poller in self._pollers:
                 poller.join(deadline_s - time.monotonic())
+            owners.close()
             files.close()
 
     def _collect(

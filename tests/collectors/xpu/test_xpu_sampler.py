@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from latencyprism.collectors.host.files import Files
+from latencyprism.collectors.host.locate import Target
 from latencyprism.collectors.xpu import sampler as sampling
 from latencyprism.collectors.xpu.owners import Owners
 from latencyprism.collectors.xpu.reading import Reading
@@ -167,7 +168,8 @@ def reading(**fields: object) -> Reading:
 def test_owners_are_found_by_processes_device_files_and_ports() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, Path("/dev/null").open():
         port = listener.getsockname()[1]
-        owners = Owners(Files(), [("engine:1", port), ("nobody:2", 1)], [port, 2])
+        servers = [Target(instance="engine:1", port=port), Target(instance="nobody:2", port=1)]
+        owners = Owners(Files(), servers, [port, 2])
         assert owners.of(reading(pids=(os.getpid(),))) == []
 
         owners.refresh()
@@ -179,3 +181,4 @@ def test_owners_are_found_by_processes_device_files_and_ports() -> None:
         assert owners.of(reading(port=2)) == []
     owners.refresh()
     assert owners.of(reading(pids=(os.getpid(),), port=port)) == []
+    owners.close()

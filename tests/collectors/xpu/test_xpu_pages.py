@@ -1,13 +1,11 @@
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xpu_pages import served
 
 from latencyprism.collectors.engine.exposition import ExpositionError
 from latencyprism.collectors.xpu import pages
@@ -275,31 +273,6 @@ def test_any_values_make_readings_that_can_be_published(
 def test_any_bytes_are_read_or_refused(page: bytes) -> None:
     with suppress(ExpositionError):
         assert Reader().read(page) == []
-
-
-@contextmanager
-def served(pages_by_path: dict[str, bytes]) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            page = pages_by_path.get(self.path)
-            self.send_response(404 if page is None else 200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(page or b"")))
-            self.end_headers()
-            self.wfile.write(page or b"")
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_an_exporter_is_read_over_http() -> None:

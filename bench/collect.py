@@ -8,20 +8,17 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from latencyprism.bench.engine import measure_engine
 from latencyprism.bench.figures import Figure, median
 from latencyprism.bench.network import measure_network
-from latencyprism.collectors.engine.exposition import Parser
 from latencyprism.collectors.host.config import HostConfig
 from latencyprism.collectors.host.source import HostSource
 from latencyprism.schemas.topics import Topic
 
 RUNS = 3
-PARSES = 200
 HOST_S = 10.0
-PAGE = Path(__file__).resolve().parent.parent / "tests/collectors/data/vllm-0.32-full.prom"
 UNITS = {"pct": "%", "us": "µs", "lost": "count", "events": "count"}
 
 
@@ -29,10 +26,10 @@ def measure() -> tuple[Mapping[str, Figure], Mapping[str, str]]:
     """Figures of the collectors on this machine; takes about a minute and a half."""
     figures = {"host.cpu_pct": median([_host_cpu_pct() for _ in range(RUNS)], "%")}
     skipped: dict[str, str] = {}
-    if PAGE.exists():
-        figures["engine.parse_ms"] = median(list(_parse_ms(PAGE.read_bytes())), "ms")
-    else:
-        skipped["engine.parse_ms"] = f"{PAGE} is not here; run from a checkout"
+    try:
+        figures |= measure_engine()
+    except FileNotFoundError as e:
+        skipped["engine.parse_ms"] = f"{e.filename} is not here; run from a checkout"
     try:
         figures |= _network()
     except PermissionError as e:
@@ -50,16 +47,6 @@ def _network() -> dict[str, Figure]:
         name: median(values, UNITS[name.rpartition("_")[2].rpartition(".")[2]])
         for name, values in runs.items()
     }
-
-
-def _parse_ms(page: bytes) -> Iterator[float]:
-    parser = Parser()
-    parser.parse(page)
-    for _ in range(RUNS):
-        began = time.process_time()
-        for _ in range(PARSES):
-            parser.parse(page)
-        yield (time.process_time() - began) / PARSES * 1000
 
 
 class _Nowhere:

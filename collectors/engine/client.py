@@ -239,10 +239,11 @@ def _answer(response: http.client.HTTPResponse, body: bytes) -> Answer:
             elsewhere=response.status == http.client.NOT_FOUND,
         )
     encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    return Answer(response.headers.get_content_type(), _decoded(body, encoding))
+    return Answer(response.headers.get_content_type(), decoded(body, encoding))
 
 
-def _decoded(body: bytes, encoding: str) -> bytes:
+def decoded(body: bytes, encoding: str) -> bytes:
+    """A body without its content encoding. Raises ScrapeError, for one that grows too large too."""
     if encoding in ("identity", ""):
         return body
     if encoding not in ("gzip", "x-gzip", "deflate"):

@@ -80,8 +80,7 @@ class Parser:
     """
 
     def __init__(self, wanted: Collection[str] | None = None, max_series: int = MAX_SERIES) -> None:
-        self.crowded: set[str] = set()
-        """Names given up because they had too many series."""
+        self._crowded: set[bytes] = set()
         self._wanted = None if wanted is None else {name.encode() for name in wanted}
         self._max_series = max_series
         self._table = Table()
@@ -90,6 +89,11 @@ class Parser:
         self._numbers: list[int | None] = []
         """Of each of its lines the number of the series, None where there is none wanted."""
         self._values: Values = []
+
+    @property
+    def crowded(self) -> int:
+        """Number of names given up because they had too many series."""
+        return len(self._crowded)
 
     def parse(self, page: bytes) -> Page:
         """Values of a page; of a series that stands on it twice, the last one.
@@ -129,20 +133,19 @@ class Parser:
         self._lines = []
         if len(self._table.texts) > 2 * self._max_series:
             self._table = Table()
-        while True:
-            begins = not self._table.series
+        try:
+            values, regular = self._read_lines(lines)
+        except _CrowdedError:
+            self._make_room(lines)
             try:
                 values, regular = self._read_lines(lines)
-            except _CrowdedError:
-                if begins:  # so that it is this page that is too large, not those before it
-                    self._give_up_a_name()
-                self._table = Table()
-                continue
-            if regular:
-                known = self._table.texts.get
-                self._lines = lines
-                self._numbers = [known(line.rpartition(b" ")[0]) for line in lines]
-            return values
+            except _CrowdedError as error:
+                raise ExpositionError(f"more than {self._max_series} series") from error
+        if regular:
+            known = self._table.texts.get
+            self._lines = lines
+            self._numbers = [known(line.rpartition(b" ")[0]) for line in lines]
+        return values
 
     def _read_lines(self, lines: list[bytes]) -> tuple[Values, bool]:
         """Values, and whether the next page can be followed from this one."""
@@ -156,6 +159,11 @@ class Parser:
                     continue
                 text, _, value = line.rpartition(b" ")
                 number = known(text)
+                if number is not None:
+                    try:
+                        values[number] = parse_value(value)
+                    except ValueError:
+                        number = None  # what follows is more than a value: other labels, say
                 if number is None:
                     number, value, follows = self._learn(line)
                     regular = regular and follows
@@ -163,7 +171,7 @@ class Parser:
                         continue
                     if number == len(values):
                         values.append(None)
-                values[number] = parse_value(value)
+                    values[number] = parse_value(value)
                 samples += 1
         except ValueError as error:
             where = lines.index(line) + 1
@@ -177,22 +185,13 @@ class Parser:
         Raises ValueError for a line that is none.
         """
         text, _, last = line.rpartition(b" ")
-        name = _NAME.match(text)
-        if (
-            name is not None
-            and self._wanted is not None
-            and name[0] not in self._wanted
-            and (name.end() == len(text) or (text[name.end()] == _BRACE and text[-1:] == b"}"))
-        ):
-            parse_value(last)
+        if self._plainly_unwanted(text, last):
             return None, b"", True
         stripped = line.strip()
         if not stripped or stripped[:1] == b"#":
             return None, b"", True
         series, (value, *timestamp) = parse_line(stripped.decode())
-        if self._wanted is not None and series.name.encode() not in self._wanted:
-            return None, b"", False
-        if series.name in self.crowded:
+        if self._unwanted(series.name.encode()):
             return None, b"", False
         number = self._table.number(series)
         if number >= self._max_series:
@@ -203,11 +202,34 @@ class Parser:
             self._table.texts[text] = number
         return number, value.encode(), follows
 
-    def _give_up_a_name(self) -> None:
-        ((name, _),) = Counter(series.name for series in self._table.series).most_common(1)
-        self.crowded.add(name)
-        if self._wanted is not None:
-            self._wanted.discard(name.encode())
+    def _plainly_unwanted(self, text: bytes, value: bytes) -> bool:
+        name = _NAME.match(text)
+        if name is None or not self._unwanted(name[0]):
+            return False
+        rest = text[name.end() :]
+        if rest and (rest[0] != _BRACE or rest[-1:] != b"}"):
+            return False
+        try:
+            parse_value(value)
+        except ValueError:
+            return False
+        return True
+
+    def _unwanted(self, name: bytes) -> bool:
+        return name in self._crowded or (self._wanted is not None and name not in self._wanted)
+
+    def _make_room(self, lines: list[bytes]) -> None:
+        """Begin the table anew, without the largest names of a page that alone is too large."""
+        self._table = Table()
+        matches = map(_NAME.match, lines)
+        names = (match[0] for match in matches if match is not None)
+        counts = Counter(name for name in names if not self._unwanted(name))
+        excess = counts.total() - self._max_series
+        for name, count in counts.most_common():
+            if excess <= 0:
+                break
+            self._crowded.add(name)
+            excess -= count
 
 
 def parse_line(line: str) -> tuple[Series, list[str]]:
@@ -262,5 +284,5 @@ _QUOTED = r'"((?:[^"\\]|\\.)*)"'
 _LABEL = re.compile(
     rf"\s*(?:{_QUOTED}|([a-zA-Z_][a-zA-Z0-9_]*))\s*(?:=\s*{_QUOTED}\s*)?(?:,|(?=\}}))"
 )
-_LABELS_END = re.compile(r"\s*,?\s*\}")
+_LABELS_END = re.compile(r"\s*(?:,\s*)?\}")
 _ESCAPE = re.compile(r'\\([\\n"])')

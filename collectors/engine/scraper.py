@@ -98,7 +98,7 @@ class EngineSource:
     @property
     def counts(self) -> Mapping[str, int]:
         """Scrapes by what came of them, and names given up for having too many series."""
-        return {**self._counts, "crowded_names": len(self._parser.crowded)}
+        return {**self._counts, "crowded_names": self._parser.crowded}
 
     def run(self, emit: Emit, stop: threading.Event) -> None:
         """See :meth:`Source.run`."""

@@ -67,7 +67,7 @@ class Server:
         except ScrapeError as error:
             if self._at == 0 or not error.elsewhere:
                 self._first = error
-            if error.elsewhere or (self._at and error.kind == "not_metrics"):
+            if error.elsewhere:
                 self._at = (self._at + 1) % len(self._paths)
             raise self._first or error from error
         self._first = None
@@ -79,8 +79,9 @@ class Server:
             return Told(page=checked_page(*answer))
         try:
             names = sorted(str(model["name"]) for model in parsed_json(answer.body)["models"])
-        except (KeyError, TypeError) as error:
-            raise ScrapeError("not_metrics", f"{path} names no models") from error
+        except (ScrapeError, KeyError, TypeError) as error:
+            message = f"{path} names no models"
+            raise ScrapeError("not_metrics", message, elsewhere=True) from error
         return Told(without_page=OLLAMA, model=",".join(names)[:NAME_CHARS] or None)
 
     def version(self, engine: Engine) -> str:

@@ -10,7 +10,7 @@ from latencyprism.collectors.network.body import RequestScan
 from latencyprism.collectors.network.conversation import Ending, Feed, Link, RefusedError
 from latencyprism.collectors.network.endpoints import CHAT, Dialect, dialect_of
 from latencyprism.collectors.network.exchange import Exchange
-from latencyprism.collectors.network.http import MAX_PATH
+from latencyprism.collectors.network.http import MAX_PATH, trace_id
 from latencyprism.collectors.network.sse import EventSplitter
 
 UNKNOWN_ENDPOINT: Final = "(h2)"
@@ -27,7 +27,8 @@ class _Stream:
     def __init__(self, exchange: Exchange, dialect: Dialect) -> None:
         self.exchange = exchange
         self.dialect = dialect
-        self.scan = RequestScan()
+        self.scan: RequestScan | None = RequestScan()
+        """None behind a hole."""
         self.answered = False
         self.body: AnswerBody | None = None
 
@@ -78,8 +79,17 @@ class Http2:
         return h2.starts_frame(head)
 
     def skip(self, at_ns: int, count: int, *, from_client: bool) -> bool:  # noqa: ARG002
-        """A hole inside a frame of data is survived: the number of the next byte is known."""
-        return (self._requests if from_client else self._answers).frames.skip(count)
+        """A hole inside a frame of data is survived: the next frame is known to follow it."""
+        frames = (self._requests if from_client else self._answers).frames
+        if not frames.skip(count):
+            return False
+        stream = self._streams.get(frames.stream)
+        if stream is not None and from_client:
+            stream.scan = None
+            stream.exchange.request_bytes += count
+        elif stream is not None and stream.body is not None:
+            stream.body.lost(count, "inside")
+        return True
 
     def close(self, at_ns: int, ending: Ending) -> None:
         """Close what is open: as complete where the answer said that it is over, else as aborted.
@@ -153,7 +163,7 @@ class Http2:
             method=method or None,
             endpoint=path or UNKNOWN_ENDPOINT,
             arrival_ns=block.began_ns,
-            trace_id=None,
+            trace_id=trace_id(fields),
             held=not readable,
         )
         if exchange is None:
@@ -167,11 +177,12 @@ class Http2:
         stream = self._streams.get(frame.stream)
         if stream is not None:
             exchange, scan = stream.exchange, stream.scan
-            scan.feed(frame.payload)
             exchange.request_bytes += len(frame.payload)
-            exchange.model = scan.model
-            exchange.max_tokens = scan.max_tokens
-            exchange.prompt_tokens = scan.prompt_tokens
+            if scan is not None:
+                scan.feed(frame.payload)
+                exchange.model = scan.model
+                exchange.max_tokens = scan.max_tokens
+                exchange.prompt_tokens = scan.prompt_tokens
             self._request_ended(frame.stream, ended=bool(frame.flags & h2.END_STREAM))
 
     def _request_ended(self, number: int, *, ended: bool) -> None:

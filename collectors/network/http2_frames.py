@@ -163,12 +163,17 @@ class FrameReader:
                     yield self._frame(self._kept)
                     self._kept = b""
 
+    @property
+    def stream(self) -> int:
+        """Stream of the current frame, or the newest."""
+        return self._stream
+
     def skip(self, count: int) -> bool:
-        """Leave out so many bytes, if they all lie in the current frame of data."""
-        if self._kind != DATA or self._padding is None or count > self._left:
+        """Leave out so many bytes, if the current frame is one of data and goes on behind them."""
+        if self._kind != DATA or self._padding is None or count >= self._left:
             return False
         self._left -= count
-        return self._left > 0
+        return True
 
     def _begin(self) -> None:
         head = _head(self._head)

@@ -1,14 +1,17 @@
 """Which network namespace a server's packets are taken in: this one, or that of its container."""
 
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from latencyprism.collectors.discovery.sockets import listening
 from latencyprism.collectors.namespaces import call_in
 from latencyprism.collectors.network.targets import Watch
 
@@ -26,7 +29,6 @@ NEEDS: Final = (
     "these capabilities (in a container, also pid: host)"
 )
 
-_LISTEN: Final = "0A"
 _CONTAINER = re.compile(r"[0-9a-f]{12,64}")
 
 
@@ -36,14 +38,14 @@ class Namespace:
     by which two are the same.
     """
 
-    path: Path = field(compare=False)
+    path: str = field(compare=False)
     identity: tuple[int, int]
 
     @classmethod
-    def at(cls, path: Path) -> "Namespace | None":
+    def at(cls, path: str) -> "Namespace | None":
         """The one whose file this is; None when it is gone, or may not be looked at."""
         try:
-            found = path.stat()
+            found = os.stat(path)  # noqa: PTH116 - a Path for each process costs more than the call
         except OSError:
             return None
         return cls(path, (found.st_dev, found.st_ino))
@@ -53,9 +55,9 @@ class Namespaces:
     """Finds namespaces below ``/proc`` and ``/run/netns``, or below other roots in tests."""
 
     def __init__(self, *, proc: Path = Path("/proc"), named: Path = Path("/run/netns")) -> None:
-        self._proc = proc
+        self._proc = str(proc)
         self._named = named
-        self.own = Namespace.at(proc / "self/ns/net")
+        self.own = self._of("self")
 
     def named(self, name: str) -> Namespace | None:
         """The namespace that a setting names: a path, a name of ``ip netns``, the number of a
@@ -64,13 +66,12 @@ class Namespaces:
         A container's processes are found by their cgroups, which costs a file a process.
         """
         if "/" in name:
-            return Namespace.at(Path(name))
-        found = Namespace.at(self._named / name)
+            return Namespace.at(name)
+        found = Namespace.at(str(self._named / name))
         if found is None and name.isdigit():
-            found = Namespace.at(self._proc / name / "ns/net")
+            found = self._of(name)
         if found is None and _CONTAINER.fullmatch(name):
-            within = (pid for pid in self._processes() if self._is_in(pid, name))
-            spaces = (Namespace.at(self._proc / pid / "ns/net") for pid in within)
+            spaces = (self._of(pid) for pid in self._processes() if self._is_in(pid, name))
             found = next((space for space in spaces if space is not None), None)
         return found
 
@@ -78,7 +79,7 @@ class Namespaces:
         """Each other namespace that a process is in and that may be looked at, once."""
         seen = {self.own}
         for pid in self._processes():
-            space = Namespace.at(self._proc / pid / "ns/net")
+            space = self._of(pid)
             if space is not None and space not in seen:
                 seen.add(space)
                 yield space
@@ -88,38 +89,32 @@ class Namespaces:
 
         Raises OSError when it may not be entered, which is needed where no process is in it.
         """
-        if space is None:
-            return listening(self._proc / "self/net")
-        process = space.path.parent.parent
-        if process.parent == self._proc:  # its tables can be read from here
-            return listening(process / "net")
-        return call_in(str(space.path), lambda: listening(Path("/proc/thread-self/net")))
+        process = f"{self._proc}/self" if space is None else space.path.removesuffix("/ns/net")
+        if process.startswith(self._proc):  # its tables can be read from here
+            return listening_ports(Path(process) / "net")
+        assert space is not None
+        return call_in(space.path, lambda: listening_ports(Path("/proc/thread-self/net")))
+
+    def _of(self, pid: str) -> Namespace | None:
+        return Namespace.at(f"{self._proc}/{pid}/ns/net")
 
     def _processes(self) -> Iterator[str]:
-        pids = (entry.name for entry in self._proc.iterdir() if entry.name.isdigit())
-        for _, pid in zip(range(MAX_PROCESSES), pids, strict=False):
-            yield pid
+        names = os.listdir(self._proc)  # noqa: PTH208 - see above
+        return islice((name for name in names if name.isdigit()), MAX_PROCESSES)
 
     def _is_in(self, pid: str, container: str) -> bool:
         try:
-            return container in (self._proc / pid / "cgroup").read_text()
+            return container in Path(f"{self._proc}/{pid}/cgroup").read_text()
         except OSError:
             return False
 
 
-def listening(tables: Path) -> set[int]:
-    """Ports with a listening TCP socket, from ``net/tcp`` and ``net/tcp6`` of a process. The kernel
-    shows those sockets before all others, of which nothing is read.
-    """
-    ports = set()
+def listening_ports(tables: Path) -> set[int]:
+    """Ports with a listening TCP socket, from ``net/tcp`` and ``net/tcp6`` of a process."""
+    ports: set[int] = set()
     for name in ("tcp", "tcp6"):
         with suppress(OSError), (tables / name).open() as table:
-            next(table, None)
-            for _, line in zip(range(MAX_SOCKETS), table, strict=False):
-                fields = line.split(None, 4)
-                if len(fields) < 4 or fields[3] != _LISTEN:
-                    break
-                ports.add(int(fields[1].rpartition(":")[2], 16))
+            ports.update(listener.port for listener in islice(listening(table), MAX_SOCKETS))
     return ports
 
 

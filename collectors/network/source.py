@@ -33,7 +33,7 @@ LOOK_S: Final = 0.04
 PLACES_S: Final = 2.0
 """How often it is looked where the servers are; more rarely where that takes long."""
 PLACES_SHARE: Final = 0.01
-"""Share of the time that may be spent on it."""
+"""Share of a core that may be spent on it."""
 NAMES_S: Final = 30.0
 """How often host names are resolved again."""
 
@@ -138,7 +138,7 @@ class _Place:
             ring_mib=config.ring_mib,
             block_timeout_ms=config.block_timeout_ms,
         )
-        self.ring = make() if space is None else call_in(str(space.path), make)
+        self.ring = make() if space is None else call_in(space.path, make)
         self._index = self._interface_index()
         self._targets = Targets(self._seen(), local=self._local)
         self.tap = Tap(self._targets, config)
@@ -167,7 +167,7 @@ class _Place:
         if self.space is None:
             return is_local(address)
         with suppress(OSError):  # the process by which it is entered has just ended
-            return call_in(str(self.space.path), lambda: is_local(address))
+            return call_in(self.space.path, lambda: is_local(address))
         return False
 
     def _interface_index(self) -> int | None:
@@ -248,7 +248,7 @@ class _Places:
         except BaseException:
             self.close()
             raise
-        everywhere = [str(place.space.path) for place in self._others.values() if place.space]
+        everywhere = [place.space.path for place in self._others.values() if place.space]
         log.info("watching ports %s in %s", self._ports, ", ".join(["this namespace", *everywhere]))
 
     @property
@@ -270,7 +270,7 @@ class _Places:
 
     def _look(self, emit: Emit | None) -> None:
         """Find out where the servers are, and be there; without ``emit`` for the first time."""
-        began = time.monotonic()
+        began_s, spent_s = time.monotonic(), time.thread_time()
         self._names.refresh()
         wanted = self._assignment.decide(self._names.watches, self._counts)
         own = list(wanted.get(None, ()))
@@ -292,8 +292,8 @@ class _Places:
             self._leave(self._own, emit, "interface made anew")
             self._own = self._open_own(own)
         self._own.assign(own)
-        took = time.monotonic() - began
-        self._due = began + max(PLACES_S, took / PLACES_SHARE)
+        spent_s = time.thread_time() - spent_s
+        self._due = began_s + max(PLACES_S, spent_s / PLACES_SHARE)
 
     def _open_own(self, watches: Sequence[Watch]) -> _Place:
         return _Place(None, watches, self._ports, self._config)

@@ -370,6 +370,39 @@ def test_a_hole_inside_data_is_survived_by_the_protocol() -> None:
     assert not reader.skip(1)
 
 
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_lost_segment_inside_a_frame_costs_what_it_held(side: str) -> None:
+    talk, wire, tap = Talk(), Wire(), make_tap(max_gap_ms=300)
+    talk.open()
+    number = talk.ask({**BODY, "more": "x" * 600})
+    talk.head(number)
+    talk.data(
+        number, b"".join([delta(content="one"), delta(content="x" * 400), delta(content="2")])
+    )
+    talk.data(number, delta(content="3"))
+    talk.data(number, b"", end_stream=True)
+    sizes = [len(data) for who, data in talk.pieces if who == side]
+    place = next(
+        n for n, piece in enumerate(talk.pieces) if piece[0] == side and len(piece[1]) == max(sizes)
+    )
+    data = talk.pieces[place][1]
+    talk.pieces[place : place + 1] = [
+        (side, data[a:b]) for a, b in ((0, 200), (200, 300), (300, 1000))
+    ]
+    packets = talk.packets(wire)
+    del packets[2 + place + 1]
+
+    part = [*play(tap, packets), *tap.flush(START_NS + 1000 * MS)][-1]
+
+    assert part.state == "complete"
+    assert tap.counts == {"exchanges": 1, "missing segments": 1}
+    if side == "client":
+        assert (len(times(part)), part.estimated) == (4, ())
+    else:
+        assert part.chunks_before + len(times(part)) < 4
+        assert "chunk_deltas_us" in part.estimated
+
+
 def test_streams_are_bounded() -> None:
     talk, tap = Talk(), make_tap(max_streams=2)
     talk.open()

@@ -17,6 +17,7 @@ from fastavro.types import Schema
 from latencyprism.schemas import avro
 from latencyprism.schemas.connection import KafkaConfig
 from latencyprism.schemas.topics import TOPICS, Topic
+from latencyprism.schemas.writer import compile_writer
 
 SINGLE_OBJECT = b"\xc3\x01"
 CONFLUENT = b"\x00"
@@ -77,26 +78,13 @@ class Codec:
         Raises ValueError naming the topic and field when the message does not fit its schema.
         """
         writer = self._writers[topic.name]
-        out = io.BytesIO()
-        out.write(self._header(topic, writer))
+        header = self._header(topic, writer)
+        out = bytearray(header)
         try:
-            schemaless_writer(
-                out,
-                writer.schema,
-                writer.to_dict(message),
-                strict=True,
-                disable_tuple_notation=True,
-            )
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-            IndexError,
-            OverflowError,
-            struct.error,
-        ) as e:
-            raise ValueError(f"{topic.name}: {topic.record.__name__} does not fit: {e}") from e
-        return out.getvalue()
+            writer.write(out, message)
+        except Exception:  # noqa: BLE001 - fastavro takes more kinds of values, and tells what is wrong
+            return header + _written_by_fastavro(topic, writer, message)
+        return bytes(out)
 
     def decode(self, topic: Topic, data: bytes) -> Any:
         """The record, or the :class:`Pack` of records, that the bytes hold.
@@ -166,6 +154,17 @@ class Codec:
         return known
 
 
+def _written_by_fastavro(topic: Topic, writer: "_Writer", message: Any) -> bytes:
+    out = io.BytesIO()
+    try:
+        schemaless_writer(
+            out, writer.schema, writer.to_dict(message), strict=True, disable_tuple_notation=True
+        )
+    except (ValueError, TypeError, AttributeError, IndexError, OverflowError, struct.error) as e:
+        raise ValueError(f"{topic.name}: {topic.record.__name__} does not fit: {e}") from e
+    return out.getvalue()
+
+
 def registry_for(kafka: KafkaConfig) -> SchemaRegistry | None:
     """The configured schema registry, if any."""
     if not kafka.registry_url:
@@ -190,6 +189,7 @@ class _Writer:
     def __init__(self, topic: Topic) -> None:
         schema = avro.message_schema(topic)
         self.schema = avro.parse(schema)
+        self.write = compile_writer(self.schema)
         self.fingerprint = avro.schema_fingerprint(schema)
         to_dict, from_dict = avro.to_dict(topic.record), avro.from_dict(topic.record)
 

@@ -205,31 +205,55 @@ def _numbers(body: bytes, at: int, names: tuple[bytes, ...]) -> tuple[dict[bytes
     return found, at
 
 
-def decode_inbound(data: bytes, layout: Layout) -> Added | Aborted | None:
-    """A message to the engine core by its first bytes; None when it is neither kind.
+def decode_inbound(data: bytes, layout: Layout) -> list[Added | Aborted]:
+    """The messages to the engine core in what it received at once, as far as that was read.
 
-    Raises CutError or ShapeError when it begins as one and goes on otherwise.
+    Empty when it begins with another kind of message, or in the middle of one. Raises CutError or
+    ShapeError when a message begins as one of ours and goes on otherwise.
     """
-    if not data.startswith((_ADD, _ABORT)):
-        return None
-    at = len(_ADD)
-    if at >= len(data):
+    found: list[Added | Aborted] = []
+    at = 0
+    while data.startswith((_ADD, _ABORT), at):
+        try:
+            message, at = _inbound(data, at, layout)
+        except CutError:
+            if not found:
+                raise
+            break  # the rest was not read
+        found.append(message)
+    return found
+
+
+def _inbound(data: bytes, at: int, layout: Layout) -> tuple[Added | Aborted, int]:
+    """One message, and where the next begins."""
+    header = _frame_header(data, at + len(_ADD))
+    if header is None:
         raise CutError
-    at += 9 if data[at] & _LONG else 2
+    start, length = header
+    add = data.startswith(_ADD, at)
+    return _added(data, start, layout) if add else _aborted(data, start), start + length
+
+
+def _added(data: bytes, at: int, layout: Layout) -> Added:
+    fields, at = array(data, at)
+    if fields != layout.request_fields:
+        raise ShapeError
+    request, at = text(data, at)
+    if is_nil(data, at):  # embeddings in place of tokens
+        return Added(request=request, prompt_tokens=0)
+    tokens, _ = array(data, at)
+    return Added(request=request, prompt_tokens=tokens)
+
+
+def _aborted(data: bytes, at: int) -> Aborted:
     count, at = array(data, at)
-    if data.startswith(_ADD):
-        if count != layout.request_fields:
-            raise ShapeError
-        request, at = text(data, at)
-        if is_nil(data, at):  # embeddings in place of tokens
-            return Added(request=request, prompt_tokens=0)
-        tokens, _ = array(data, at)
-        return Added(request=request, prompt_tokens=tokens)
-    requests = []
+    requests: list[bytes] = []
     for _ in range(min(count, MAX_COUNT)):
         try:
             request, at = text(data, at)
         except CutError:
+            if not requests:
+                raise
             break  # the rest was not read
         requests.append(request)
     return Aborted(requests=tuple(requests))

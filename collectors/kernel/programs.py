@@ -35,8 +35,9 @@ EVENT_HEADER: Final = 32
 """Of an event of :func:`frames`: time (u64), process, descriptor, bytes moved, direction (u32), and
 events lost before it (u64)."""
 INBOUND, OUTBOUND = 0, 1
-INBOUND_BYTES: Final = 96
-"""What is read of a message to the engine: its kind, the request's id and the prompt's length."""
+INBOUND_BYTES: Final = 256
+"""What is read of messages to the engine: enough for the kind, the request's id and the prompt's
+length of the first, and for some that only give up requests."""
 LEAST_BYTES: Final = 8
 """Messages up to here only wake a thread; what is longer than this is looked at."""
 SCRATCH_BYTES: Final = 1 << 15

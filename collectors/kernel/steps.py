@@ -26,6 +26,7 @@ SETTLE_NS: Final = 20_000_000
 """After so long no further message about a step comes."""
 CLOCK_SLACK_NS: Final = 10_000_000_000
 """A time in a message that is further from when it was sent is not believed."""
+_UNKNOWN: Final = object()
 LEAST_BODY: Final = 16
 """Shorter messages wake threads and tell nothing."""
 
@@ -128,21 +129,24 @@ class Engine:
     def inbound(self, at_ns: int, data: bytes) -> None:
         """The first bytes of what the engine received."""
         try:
-            message = decode_inbound(data, self._layout)
+            messages = decode_inbound(data, self._layout)
         except (CutError, ShapeError):
             self._counts["requests not decoded"] += 1
             return
-        match message:
-            case Added():
-                self._counts["requests"] += 1
-                self._arrived_ns = self._arrived_ns or at_ns
-                self._remember(message.request, message.prompt_tokens)
-            case Aborted():
-                self._counts["aborts"] += len(message.requests)
-                known = [request for request in message.requests if request in self._context]
-                for request in known:
-                    del self._context[request]
-                self._aborted += len(known)
+        for message in messages:
+            match message:
+                case Added():
+                    self._counts["requests"] += 1
+                    self._arrived_ns = self._arrived_ns or at_ns
+                    self._remember(message.request, message.prompt_tokens)
+                case Aborted():
+                    self._abort(message.requests)
+
+    def _abort(self, requests: tuple[bytes, ...]) -> None:
+        self._counts["aborts"] += len(requests)
+        for request in requests:
+            if self._context.pop(request, _UNKNOWN) is not _UNKNOWN:
+                self._aborted += 1
 
     def outbound(self, at_ns: int, descriptor: int, piece: bytes, length: int) -> None:
         """The first bytes of what it sent on a connection, and how many there were."""

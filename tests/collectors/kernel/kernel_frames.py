@@ -1,4 +1,4 @@
-"""Speaks as vLLM 0.32's processes speak to each other, for tests; checked against recorded frames."""
+"""Speaks as vLLM 0.32's processes speak to each other, for tests."""
 
 import struct
 from collections.abc import Iterable, Mapping
@@ -21,12 +21,16 @@ def number(value: float) -> bytes:
 
 def array(items: Iterable[bytes]) -> bytes:
     parts = list(items)
-    head = bytes((0x90 | len(parts),)) if len(parts) < 16 else b"\xdc" + struct.pack(">H", len(parts))
+    head = (
+        bytes((0x90 | len(parts),)) if len(parts) < 16 else b"\xdc" + struct.pack(">H", len(parts))
+    )
     return head + b"".join(parts)
 
 
 def mapping(pairs: Mapping[str, bytes]) -> bytes:
-    head = bytes((0x80 | len(pairs),)) if len(pairs) < 16 else b"\xde" + struct.pack(">H", len(pairs))
+    head = (
+        bytes((0x80 | len(pairs),)) if len(pairs) < 16 else b"\xde" + struct.pack(">H", len(pairs))
+    )
     return head + b"".join(text(key) + value for key, value in pairs.items())
 
 

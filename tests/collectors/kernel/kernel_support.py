@@ -1,4 +1,4 @@
-"""What the tests of the kernel source share: a real kernel where it permits, and processes to watch."""
+"""What the tests of the kernel source share: tiers in the real kernel, processes to watch."""
 
 import contextlib
 import functools

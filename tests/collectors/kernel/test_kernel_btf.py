@@ -1,5 +1,6 @@
 """The reader of BTF, on types of the test's own making and on the running kernel's."""
 
+import platform
 import struct
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from kernel_support import this_btf
 
 from latencyprism.collectors.kernel import btf
-from latencyprism.collectors.kernel.arch import AARCH64, X86_64
+from latencyprism.collectors.kernel.arch import AARCH64, ARCHES, X86_64
 from latencyprism.collectors.kernel.btf import Btf, BtfError
 from latencyprism.collectors.kernel.programs import CallLayout, SwitchLayout
 
@@ -30,7 +31,9 @@ class Types:
         self.strings += text.encode() + b"\0"
         return at
 
-    def add(self, kind: int, name: str, size_or_type: int, *body: bytes, packed: bool = False) -> int:
+    def add(
+        self, kind: int, name: str, size_or_type: int, *body: bytes, packed: bool = False
+    ) -> int:
         many = len(body) if kind in (STRUCT, UNION, PROTO) else 0
         info = kind << 24 | many | packed << 31
         self.types += struct.pack("<III", self.name(name), info, size_or_type) + b"".join(body)
@@ -92,7 +95,8 @@ def test_bit_fields_hold_their_offset_beside_their_size() -> None:
     types = Types()
     number = types.integer()
     types.add(
-        STRUCT, "s", 8, types.member("plain", number, 32), types.member("bits", number, 3 << 24 | 5),
+        STRUCT, "s", 8,
+        types.member("plain", number, 32), types.member("bits", number, 3 << 24 | 5),
         packed=True,
     )  # fmt: skip
     found = Btf(types.data())
@@ -185,9 +189,7 @@ def test_the_running_kernel_s_layout_is_found() -> None:
     except OSError:
         pytest.skip("this kernel does not describe its types")
     switch = SwitchLayout.of(types)
-    arch = next(
-        (a for a in (X86_64, AARCH64) if a.name == __import__("platform").machine()), None
-    )
+    arch = ARCHES.get(platform.machine())
     if arch is None:
         pytest.skip("an architecture that is not known")
     call = CallLayout.of(types, arch)
@@ -212,9 +214,7 @@ def test_a_kernel_of_another_architecture_is_read_by_its_own_names() -> None:
         types.member("syscallno", long, 280 * 8),
     )  # fmt: skip
     pointer, other = types.add(PTR, "", registers), types.add(PTR, "", 0)
-    prototype = types.add(
-        PROTO, "", 0, *(types.parameter(kind) for kind in (other, pointer, long))
-    )
+    prototype = types.add(PROTO, "", 0, *(types.parameter(kind) for kind in (other, pointer, long)))
     types.add(TYPEDEF, "btf_trace_sys_exit", types.add(PTR, "", prototype))
 
     call = CallLayout.of(Btf(types.data()), AARCH64)

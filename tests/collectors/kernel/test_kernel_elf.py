@@ -73,7 +73,11 @@ def test_real_libraries_say_what_the_linker_says(tmp_path: Path) -> None:
     source.write_text("int one(void){return 1;} int two(void){return 2;} static int no(void);")
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, source], check=True)
     lines = subprocess.run(["nm", "-D", library], check=True, capture_output=True, text=True)
-    addresses = {line.split()[2]: int(line.split()[0], 16) for line in lines.stdout.splitlines() if " T " in line}
+    addresses = {
+        line.split()[2]: int(line.split()[0], 16)
+        for line in lines.stdout.splitlines()
+        if " T " in line
+    }
 
     found = read_function_offsets(str(library), ["one", "two", "no"])
 

@@ -4,6 +4,7 @@ import gzip
 import struct
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -70,8 +71,18 @@ def test_a_step_is_read_as_counts_and_times() -> None:
     assert outputs.at_ns == pytest.approx(NOW_NS, abs=2)
     assert outputs.active == 1
     old, new = outputs.outputs
-    assert (old.request, old.tokens, old.finished, old.prompt_tokens) == (b"cmpl-old", 2, True, None)
-    assert (new.tokens, new.finished, new.prompt_tokens, new.computed_tokens) == (1, False, 500, 116)
+    assert (old.request, old.tokens, old.finished, old.prompt_tokens) == (
+        b"cmpl-old",
+        2,
+        True,
+        None,
+    )
+    assert (new.tokens, new.finished, new.prompt_tokens, new.computed_tokens) == (
+        1,
+        False,
+        500,
+        116,
+    )
     assert new.scheduled_ns == pytest.approx(NOW_NS - 30_000_000, abs=2)
     assert new.queued_ns == pytest.approx(NOW_NS - 32_000_000, abs=2)
 
@@ -98,31 +109,33 @@ def test_requests_are_read_from_their_first_bytes() -> None:
 
     added = decode_inbound(sent[: programs.INBOUND_BYTES], V0_32)
 
-    assert added == Added(request=b"cmpl-af695e44d7160afe-0-87c89010", prompt_tokens=1700)
+    assert added == [Added(request=b"cmpl-af695e44d7160afe-0-87c89010", prompt_tokens=1700)]
 
 
 def test_the_recorded_requests_are_read() -> None:
     inbound = [data for _, _, _, direction, data in recorded() if direction == programs.INBOUND]
 
-    messages = [decode_inbound(data, V0_32) for data in inbound]
+    messages = [message for data in inbound for message in decode_inbound(data, V0_32)]
 
     assert sum(isinstance(message, Added) for message in messages) == 11
     assert sum(isinstance(message, Aborted) for message in messages) == 1
-    assert all(len(data) <= programs.INBOUND_BYTES for data in inbound)
 
 
-def test_aborts_are_read_as_far_as_they_were_read() -> None:
+def test_requests_given_up_at_once_are_read_as_far_as_they_were_read() -> None:
+    fake = FakeEngine(NOW_NS)
     requests = [f"cmpl-{number:032d}" for number in range(9)]
-    sent = FakeEngine(NOW_NS).abort(*requests)
+    apart = b"".join(fake.abort(request) for request in requests)
 
-    aborted = decode_inbound(sent[: programs.INBOUND_BYTES], V0_32)
+    one = decode_inbound(fake.abort(*requests)[: programs.INBOUND_BYTES], V0_32)
+    several = decode_inbound(apart[: programs.INBOUND_BYTES], V0_32)
 
-    assert aborted == Aborted(requests=tuple(request.encode() for request in requests[:2]))
+    assert one == [Aborted(requests=tuple(request.encode() for request in requests[:6]))]
+    assert several == [Aborted(requests=(request.encode(),)) for request in requests[:5]]
 
 
 @pytest.mark.parametrize("data", [b"", b"\x01\x01\x02" + bytes(20), b"\x00\x01\x00", b"\xff" * 64])
 def test_other_messages_to_the_engine_are_none_of_ours(data: bytes) -> None:
-    assert decode_inbound(data, V0_32) is None
+    assert decode_inbound(data, V0_32) == []
 
 
 def test_a_message_of_another_layout_is_refused() -> None:
@@ -148,7 +161,9 @@ def test_any_damage_is_refused_or_changes_counts_only(data: st.DataObject) -> No
 
 
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=8), st.data())
-def test_messages_come_out_whole_however_they_were_cut(sizes: list[int], data: st.DataObject) -> None:
+def test_messages_come_out_whole_however_they_were_cut(
+    sizes: list[int], data: st.DataObject
+) -> None:
     messages = [bytes((number % 256,)) * size for number, size in enumerate(sizes)]
     stream = b"".join(map(frame, messages))
     # Cuts inside a frame's header do not come from ZeroMQ, which writes it at once
@@ -163,7 +178,7 @@ def test_messages_come_out_whole_however_they_were_cut(sizes: list[int], data: s
 
     found = [
         message
-        for start, end in zip(cuts, cuts[1:], strict=False)
+        for start, end in pairwise(cuts)
         for message in connection.add(stream[start:end], end - start)
     ]
 

@@ -1,4 +1,5 @@
 import struct
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +29,7 @@ def test_a_time_is_below_the_bound_of_its_bucket_and_not_below_the_one_before(
 def test_bounds_double_from_a_microsecond_to_seventeen_seconds() -> None:
     assert BOUNDS_S[0] == 1.024e-6
     assert 17 < BOUNDS_S[-1] < 18
-    assert all(after == 2 * before for before, after in zip(BOUNDS_S, BOUNDS_S[1:], strict=False))
+    assert all(after == 2 * before for before, after in pairwise(BOUNDS_S))
 
 
 @given(st.lists(st.lists(st.integers(0, 1 << 40), min_size=WORDS, max_size=WORDS), max_size=5))

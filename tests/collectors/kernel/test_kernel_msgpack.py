@@ -37,14 +37,26 @@ def pack(value: Any) -> bytes:
             return b"\xcb" + struct.pack(">d", value)
         case str():
             data = value.encode()
-            return (bytes((0xA0 | len(data),)) if len(data) < 32 else b"\xda" + struct.pack(">H", len(data))) + data
+            return (
+                bytes((0xA0 | len(data),))
+                if len(data) < 32
+                else b"\xda" + struct.pack(">H", len(data))
+            ) + data
         case bytes():
             return b"\xc6" + struct.pack(">I", len(value)) + value
         case list():
-            head = bytes((0x90 | len(value),)) if len(value) < 16 else b"\xdd" + struct.pack(">I", len(value))
+            head = (
+                bytes((0x90 | len(value),))
+                if len(value) < 16
+                else b"\xdd" + struct.pack(">I", len(value))
+            )
             return head + b"".join(map(pack, value))
         case dict():
-            head = bytes((0x80 | len(value),)) if len(value) < 16 else b"\xde" + struct.pack(">H", len(value))
+            head = (
+                bytes((0x80 | len(value),))
+                if len(value) < 16
+                else b"\xde" + struct.pack(">H", len(value))
+            )
             return head + b"".join(pack(key) + pack(item) for key, item in value.items())
     raise TypeError(value)
 
@@ -56,7 +68,9 @@ VALUES = st.recursive(
     | st.floats(allow_nan=False)
     | st.text(max_size=40)
     | st.binary(max_size=40),
-    lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=8), inner, max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=8), inner, max_size=20)
+    ),
     max_leaves=30,
 )
 
@@ -129,7 +143,12 @@ def test_another_kind_of_value_is_refused(read: Any) -> None:
 
 
 def test_extensions_are_skipped() -> None:
-    for data in (b"\xd4\x01x", b"\xd8\x01" + bytes(16), b"\xc7\x03\x01abc", b"\xc9\x00\x00\x00\x01\x01x"):
+    for data in (
+        b"\xd4\x01x",
+        b"\xd8\x01" + bytes(16),
+        b"\xc7\x03\x01abc",
+        b"\xc9\x00\x00\x00\x01\x01x",
+    ):
         assert skip(data, 0) == len(data)
 
 

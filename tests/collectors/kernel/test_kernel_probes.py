@@ -15,11 +15,9 @@ import pytest
 from kernel_frames import Engine as FakeEngine
 from kernel_support import (
     INSTANCE,
-    Heard,
     by_stage,
     child,
     count_between,
-    free_port,
     make_setup,
     server,
     skip_unless_permitted,
@@ -117,7 +115,7 @@ def test_replies_and_gaps_of_accepted_connections_are_timed() -> None:
     assert count_between(stages["server_reply"], 0.02, 10) == 2
     assert count_between(stages["server_second_write"], 0.06, 10) == 2
     assert count_between(stages["server_write_gap"], 0.04, 10) >= 2
-    assert 0.003 * 6 + 0.04 * 2 <= stages["server_write_gap"].sum
+    assert stages["server_write_gap"].sum >= 0.003 * 6 + 0.04 * 2
 
 
 def test_a_connection_from_before_is_followed_from_its_next_request() -> None:
@@ -192,7 +190,9 @@ def test_steps_come_of_what_an_engine_core_sends() -> None:
     assert [(step.joined, step.prefill_tokens) for step in steps] == [(1, 300), (0, 0)]
     assert [(step.decode_sequences, step.context_tokens) for step in steps] == [(0, 0), (1, 301)]
     assert [step.left for step in steps] == [0, 1]
-    assert [abs(step.end_ns - at) < 1000 for step, at in zip(steps, (first_ns, second_ns), strict=True)]
+    assert [
+        abs(step.end_ns - at) < 1000 for step, at in zip(steps, (first_ns, second_ns), strict=True)
+    ]
     assert steps[1].start_ns == steps[0].end_ns
     assert setup.counts["requests"] == 1
 
@@ -412,10 +412,18 @@ def programs() -> int:
     """How many of our programs the kernel holds."""
 
     class NextId(ctypes.Structure):
-        _fields_ = (("start", ctypes.c_uint32), ("next", ctypes.c_uint32), ("flags", ctypes.c_uint32))
+        _fields_ = (
+            ("start", ctypes.c_uint32),
+            ("next", ctypes.c_uint32),
+            ("flags", ctypes.c_uint32),
+        )
 
     class FdById(ctypes.Structure):
-        _fields_ = (("id", ctypes.c_uint32), ("unused", ctypes.c_uint32), ("flags", ctypes.c_uint32))
+        _fields_ = (
+            ("id", ctypes.c_uint32),
+            ("unused", ctypes.c_uint32),
+            ("flags", ctypes.c_uint32),
+        )
 
     class Info(ctypes.Structure):
         _fields_ = (("fd", ctypes.c_uint32), ("length", ctypes.c_uint32), ("info", ctypes.c_void_p))

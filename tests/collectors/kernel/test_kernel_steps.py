@@ -6,7 +6,7 @@ from kernel_frames import Engine as FakeEngine
 from test_kernel_frames import recorded
 
 from latencyprism.collectors.kernel import programs, steps
-from latencyprism.collectors.kernel.frames import V0_32
+from latencyprism.collectors.kernel.frames import MAX_STREAMS, V0_32
 from latencyprism.collectors.kernel.steps import SETTLE_NS, Engine, Step, batch
 
 MS = 1_000_000
@@ -46,7 +46,12 @@ def test_a_request_joins_decodes_and_leaves() -> None:
 
     first, second, third = bench.steps()
 
-    assert (first.joined, first.prefill_tokens, first.decode_sequences, first.left) == (1, 100, 0, 0)
+    assert (first.joined, first.prefill_tokens, first.decode_sequences, first.left) == (
+        1,
+        100,
+        0,
+        0,
+    )
     assert abs(first.end_ns - first.start_ns - 29 * MS) < 1000  # since it was scheduled
     assert (second.decode_sequences, second.context_tokens, second.joined) == (1, 101, 0)
     assert second.start_ns == first.end_ns
@@ -209,7 +214,7 @@ def test_memory_is_bounded() -> None:
     bench = Bench()
     for number in range(steps.MAX_REQUESTS + 10):
         bench.engine.inbound(START_NS, FakeEngine(0).add(f"r{number}", prompt=1))
-    for descriptor in range(steps.MAX_STREAMS + 3):
+    for descriptor in range(MAX_STREAMS + 3):
         bench.send(bench.fake.step({}, active=0), descriptor)
 
     assert bench.counts["requests forgotten"] == 10

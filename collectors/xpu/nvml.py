@@ -175,7 +175,7 @@ class Nvml:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as e:
-            raise UnavailableError(_ADVICE.get(e.value, f"NVML cannot be opened: {e}")) from e
+            raise UnavailableError(_words(e)) from e
         self._rescan_s = rescan_s
         self._monotonic_s = monotonic_s
         self._rescan_due_s = 0.0
@@ -184,6 +184,8 @@ class Nvml:
         self._driver = threading.Lock()
         """Held while the slow thread calls the driver, and while the driver is opened anew."""
         self._ended = threading.Event()
+        self._lost = ""
+        """Why a GPU has no handle."""
         try:
             self._open()
         except pynvml.NVMLError as e:
@@ -194,7 +196,10 @@ class Nvml:
             raise UnavailableError("NVML finds no GPU on this host")
         if slow_interval_s is not None:
             threading.Thread(
-                target=self._read_slowly, args=(slow_interval_s,), name="xpu nvidia slow", daemon=True
+                target=self._read_slowly,
+                args=(slow_interval_s,),
+                name="xpu nvidia slow",
+                daemon=True,
             ).start()
 
     @property
@@ -239,11 +244,13 @@ class Nvml:
                 device.handle = None
                 device.slices = []
             self._shut()
+            self._lost = "not found when the driver was opened again"
             try:
                 pynvml.nvmlInit()
                 self._open()
             except pynvml.NVMLError as e:
-                logger.warning("NVML cannot be opened again: %s", e)
+                self._lost = _words(e)
+                logger.warning("NVML cannot be opened again: %s", self._lost)
 
     def close(self) -> None:
         """Give the driver back."""
@@ -251,6 +258,7 @@ class Nvml:
         with self._driver:
             for device in self._devices:
                 device.handle = None
+            self._lost = "closed"
             self._shut()
 
     def _shut(self) -> None:
@@ -303,7 +311,7 @@ class Nvml:
                     device.slices = []  # reading the GPU tells what is wrong with it
 
     def _read(self, device: _Device, xid: int | None) -> list[Reading]:
-        error = "not found when the driver was opened again"
+        error = self._lost
         if device.handle is not None:
             try:
                 whole = self._values(device, xid)
@@ -382,6 +390,11 @@ class Nvml:
             self.read_slow()
             if self._ended.wait(interval_s):
                 return
+
+
+def _words(error: Any) -> str:
+    """Why NVML cannot be opened, and what to do where that is known."""
+    return _ADVICE.get(error.value, f"NVML cannot be opened: {error}")
 
 
 def _read_state(device: _Device) -> None:

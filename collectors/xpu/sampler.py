@@ -25,8 +25,8 @@ class Sampler:
         self._host = host
         self._owners = owners
         self._last: dict[str, tuple[int | None, Reading, list[str]]] = {}
-        self.instances: set[str] = {host}
-        """Everything that samples were about so far, and the host."""
+        self.instances: set[str] = set()
+        """Everything that samples were about so far."""
 
     def samples(self, readings: Sequence[Reading], now_ns: int) -> list[XpuSample]:
         """Samples of devices read at ``now_ns``, ns since the epoch, each device once."""

@@ -26,9 +26,9 @@ LEAVE_S = 0.3
 """How long the ways may take to end; one that hangs is left behind."""
 
 
-def unavailable(config: XpuConfig | None = None) -> str | None:
+def unavailable(config: XpuConfig) -> str | None:
     """Why no accelerator can be read here, in words; None when one can."""
-    return missing(config or XpuConfig())
+    return missing(config)
 
 
 class Claims:

@@ -29,6 +29,11 @@ METRICS: Final = (MEMORY_TOTAL, MEMORY_USED, DUTY_CYCLE, MEMORY_BUSY)
 
 MAX_DEVICES: Final = 256
 """Devices taken from one runtime; a host has at most 8 chips."""
+_RECONNECT: Final = (
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 5000),
+)
+"""A server that starts is seen within seconds; by default, after up to two minutes."""
 _REFUSED: Final = frozenset(
     (
         grpc.StatusCode.UNIMPLEMENTED,
@@ -96,7 +101,7 @@ class _Runtime:
         self._name = name
         self._port = int(port) if _is_loopback(host) else None
         self._timeout_s = timeout_s
-        self._channel = grpc.insecure_channel(address)
+        self._channel = grpc.insecure_channel(address, options=_RECONNECT)
         self._call = self._channel.unary_unary(
             GET_METRIC,
             request_serializer=lambda message: message.SerializeToString(),

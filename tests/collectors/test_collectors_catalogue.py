@@ -73,7 +73,7 @@ def test_accelerators_are_watched_where_there_are_any(
 ) -> None:
     from latencyprism.collectors.xpu import source as xpu
 
-    monkeypatch.setattr(xpu, "unavailable", lambda: reason)
+    monkeypatch.setattr(xpu, "unavailable", lambda _: reason)
     (entry,) = plan(CollectorConfig(sources=("xpu",)))
 
     if reason is None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xpu_fake import near
 from xpu_pages import served
 
 from latencyprism.collectors.engine.exposition import ExpositionError
@@ -29,8 +30,8 @@ def test_dcgm() -> None:
         vendor="nvidia",
         aliases=frozenset({"0000:3b:00.0"}),
         name="NVIDIA H100 80GB HBM3",
-        utilisation=pytest.approx(0.87),
-        memory_utilisation=pytest.approx(0.4),
+        utilisation=near(0.87),
+        memory_utilisation=near(0.4),
         memory_used_bytes=61440 * MIB,
         memory_total_bytes=(61440 + 19968 + 512) * MIB,
         core_clock_mhz=1755,
@@ -112,8 +113,8 @@ def test_amd() -> None:
         vendor="amd",
         aliases=frozenset({"692409005400"}),
         name="AMD Instinct MI300X OAM",
-        utilisation=pytest.approx(0.91),
-        memory_utilisation=pytest.approx(0.44),
+        utilisation=near(0.91),
+        memory_utilisation=near(0.44),
         memory_used_bytes=150000 * MIB,
         memory_total_bytes=196592 * MIB,
         core_clock_mhz=1800,
@@ -146,8 +147,8 @@ def test_ascend() -> None:
         vendor="huawei",
         aliases=frozenset({"0000:c1:00.0"}),
         name="910B3-Ascend-V1",
-        utilisation=pytest.approx(0.78),
-        memory_utilisation=pytest.approx(0.35),
+        utilisation=near(0.78),
+        memory_utilisation=near(0.35),
         memory_used_bytes=32768 * MIB,
         memory_total_bytes=65536 * MIB,
         core_clock_mhz=1800,
@@ -172,7 +173,7 @@ def test_xpum_tells_of_a_card_what_its_tiles_tell() -> None:
         aliases=frozenset({"01000000-0000-0000-0000-000000030000"}),
         name="Intel(R) Data Center GPU Max 1550",
         utilisation=0.6,
-        memory_utilisation=pytest.approx(0.3),
+        memory_utilisation=near(0.3),
         memory_used_bytes=41_000_000_000,
         core_clock_mhz=1550,
         temperature_c=58,
@@ -190,7 +191,7 @@ def test_habana() -> None:
         device="01P0-HL2080A0-15-TNBS84-03-04-00",
         vendor="habana",
         aliases=frozenset({"0000:33:00.0"}),
-        utilisation=pytest.approx(0.72),
+        utilisation=near(0.72),
         memory_used_bytes=84_000_000_000,
         memory_total_bytes=96 << 30,
         core_clock_mhz=1500,

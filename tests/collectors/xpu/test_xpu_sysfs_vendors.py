@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from xpu_fake import near
 from xpu_sysfs import amd_card, card, intel_card, table, write
 
 from latencyprism.collectors.source import UnavailableError
@@ -25,18 +26,18 @@ def test_amd_reads_a_card(tmp_path: Path) -> None:
         vendor="amd",
         aliases=frozenset({"0000:c1:00.0", "692409005400"}),
         name="AMD Instinct MI300X OAM",
-        utilisation=pytest.approx(0.91),
-        memory_utilisation=pytest.approx(0.44),
+        utilisation=near(0.91),
+        memory_utilisation=near(0.44),
         memory_used_bytes=150 << 30,
         memory_total_bytes=192 << 30,
         core_clock_mhz=1790,
         core_clock_max_mhz=2100,
-        memory_clock_mhz=pytest.approx(1300),
+        memory_clock_mhz=near(1300),
         throttle_reasons=("power_cap",),
         temperature_c=74,
         memory_temperature_c=66,
-        power_w=pytest.approx(612),
-        power_limit_w=pytest.approx(750),
+        power_w=near(612),
+        power_limit_w=near(750),
         ecc_corrected_total=23,
         ecc_uncorrected_total=1,
         pcie_replays_total=4,
@@ -164,8 +165,8 @@ def test_intel_reads_a_card_of_xe(tmp_path: Path) -> None:
         throttle_reasons=(),
         temperature_c=61,
         memory_temperature_c=70,
-        power_limit_w=pytest.approx(190),
-        energy_total_j=pytest.approx(5),
+        power_limit_w=near(190),
+        energy_total_j=near(5),
         pcie_gen=4,
         pcie_width=8,
         files=("/dev/dri/renderD129",),
@@ -229,7 +230,7 @@ def test_gaudi_reads_a_device(tmp_path: Path) -> None:
         core_clock_mhz=1500,
         core_clock_max_mhz=1650,
         temperature_c=55,
-        power_w=pytest.approx(410),
+        power_w=near(410),
         power_limit_w=600,
         files=("/dev/accel/accel0",),
     )

@@ -1,5 +1,7 @@
 """TPUs through real gRPC against a runtime of the test's own."""
 
+import socket
+import time
 from pathlib import Path
 
 import grpc
@@ -60,6 +62,25 @@ def test_without_a_process_on_the_tpu_nothing_is_told(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=r"127.0.0.1:1 does not answer.*while a process"):
         tpu.read()
     assert tpu.counts == {"runtimes_silent": 1}
+    tpu.close()
+
+
+def test_a_runtime_that_starts_later_is_found(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    tpu = Tpu([f"127.0.0.1:{port}"], str(tpu_machine(tmp_path)))
+    with pytest.raises(OSError, match="does not answer"):
+        tpu.read()
+
+    with serving(Runtime(), port):
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                assert len(tpu.read()) == 4
+                break
+            except OSError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
     tpu.close()
 
 

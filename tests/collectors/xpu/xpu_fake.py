@@ -53,6 +53,11 @@ def build_library(folder: Path) -> Path:
     return library
 
 
+def near(value: float) -> Any:
+    """Equal to a number but for rounding; of any type, to stand in a record."""
+    return pytest.approx(value)
+
+
 @dataclass(slots=True)
 class Host:
     """The GPUs that the fake answers for; :meth:`write` after a change."""

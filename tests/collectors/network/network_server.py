@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -22,8 +23,9 @@ class Truth:
 class TokenServer:
     """Serves one connection after the other, with keep-alive and pipelining, in order.
 
-    A request body is ``{"tokens": n, "gap_ms": g, "stream": bool, "die_after": k}``: with
-    ``die_after`` the connection is reset after so many tokens. Any other path answers 200.
+    A request body is ``{"tokens": n, "gap_ms": g, "stream": bool, "die_after": k, "early_role":
+    bool}``: with ``die_after`` the connection is reset after so many tokens, without ``early_role``
+    no chunk comes before the first token. Any other method answers 200.
     """
 
     def __init__(self) -> None:
@@ -58,8 +60,9 @@ class TokenServer:
             writer.write(answer(b'{"usage":{"prompt_tokens":3,"completion_tokens":4}}'))
             return
         writer.write(STREAM_HEAD)
-        await asyncio.sleep(0.005)
-        writer.write(chunk(ROLE))
+        if wish.get("early_role", True):
+            await asyncio.sleep(0.005)
+            writer.write(chunk(ROLE))
         for number in range(wish["tokens"]):
             await asyncio.sleep(wish["gap_ms"] / 1000)
             if number == wish.get("die_after"):
@@ -73,7 +76,9 @@ class TokenServer:
 
 
 @asynccontextmanager
-async def token_server(address: str) -> AsyncIterator[tuple[TokenServer, int]]:
+async def token_server(
+    address: str, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[TokenServer, int]]:
     """A server on a free port of the address."""
     served = TokenServer()
     tasks: set[asyncio.Task[None]] = set()
@@ -81,7 +86,7 @@ async def token_server(address: str) -> AsyncIterator[tuple[TokenServer, int]]:
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.add(asyncio.create_task(served.serve(reader, writer)))
 
-    server = await asyncio.start_server(accept, address, 0)
+    server = await asyncio.start_server(accept, address, 0, ssl=tls)
     try:
         yield served, server.sockets[0].getsockname()[1]
     finally:

@@ -16,6 +16,8 @@ from latencyprism.collectors.catalogue import may_capture
 from latencyprism.collectors.host.clock import clock_error
 from latencyprism.collectors.host.counts import Counts
 from latencyprism.collectors.host.inetdiag import ESTABLISHED, InetDiag
+from latencyprism.collectors.kernel.needs import BY_TYPES, GIVES, missing
+from latencyprism.collectors.kernel.source import examine as kernel_machine
 from latencyprism.collectors.xpu.config import Way as WayName
 from latencyprism.collectors.xpu.config import XpuConfig
 from latencyprism.collectors.xpu.survey import survey
@@ -73,7 +75,7 @@ def examine(proc: str = "/proc", sys: str = "/sys", dev: str = "/dev") -> list[F
         _tpu,
         _clock,
     )
-    return [probe(machine) for probe in probes]
+    return [*(probe(machine) for probe in probes), *_kernel_probes(machine)]
 
 
 class _Machine:
@@ -144,6 +146,28 @@ def _bpf(machine: _Machine) -> Finding:
         advice="give CAP_BPF and CAP_PERFMON (before Linux 5.8 CAP_SYS_ADMIN); the other sources "
         "do without",
     )
+
+
+def _kernel_probes(machine: _Machine) -> list[Finding]:
+    """One for each tier of the kernel source."""
+    found = kernel_machine(str(machine.proc), str(machine.sys), machine.capabilities())
+    common = f"Linux {'.'.join(map(str, found.version))} on {found.arch}"
+    return [
+        _finding(
+            f"kernel probes: {tier}",
+            "no" if lacks else "yes",
+            f"{common}, BTF: {_yes(found.btf)}, lockdown: {found.lockdown or 'unknown'}"
+            if tier in BY_TYPES
+            else f"{common}, uprobes: {_yes(found.uprobes)}",
+            lost=GIVES[tier],
+            advice=f"needs {'; '.join(lacks)}",
+        )
+        for tier, lacks in missing(found).items()
+    ]
+
+
+def _yes(there: bool) -> str:  # noqa: FBT001 - its only argument
+    return "yes" if there else "no"
 
 
 def _perf(machine: _Machine) -> Finding:

@@ -3,7 +3,7 @@ for reading ``/proc``.
 """
 
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 from latencyprism.collectors.host.files import Files
 
@@ -18,38 +18,32 @@ MAX_LIBRARIES: Final = 8
 """Files of one kind of one process."""
 
 
-class Library(NamedTuple):
-    """A file that a process runs code of."""
-
-    name: str
-    path: str
-    """Through ``/proc/PID/root``, so that it is found in another mount namespace too."""
-    identity: tuple[str, int]
-    """Device and inode: the same for all processes that share the file."""
-
-
-def executable_mappings(maps: bytes) -> list[tuple[str, str, int]]:
-    """Path, device and inode of the files with code, from /proc/PID/maps, each once, in order.
+def executable_mappings(maps: bytes) -> list[str]:
+    """Paths of the files with code, from /proc/PID/maps, each once, in order.
 
     Deleted files are left out: nothing can be attached to them by name.
     """
-    found: dict[tuple[str, str, int], None] = {}
+    found: dict[str, None] = {}
     for line in maps.splitlines():
         fields = line.split(None, 5)
         if len(fields) < 6 or b"x" not in fields[1] or not fields[5].startswith(b"/"):
             continue
         path = fields[5].decode(errors="surrogateescape")
-        if not path.endswith(" (deleted)") and fields[4].isdigit():
-            found[path, fields[3].decode(errors="replace"), int(fields[4])] = None
+        if not path.endswith(" (deleted)"):
+            found[path] = None
     return list(found)
 
 
-def libraries(files: Files, pid: int, kind: re.Pattern[str]) -> list[Library]:
-    """Libraries of a kind, at most ``MAX_LIBRARIES``; none for a process that may not be read."""
+def libraries(files: Files, pid: int, kind: re.Pattern[str]) -> list[str]:
+    """Paths of the libraries of a kind that a process has loaded, at most ``MAX_LIBRARIES``.
+
+    They lead through ``/proc/PID/root``, into another mount namespace too. None for a process that
+    may not be read.
+    """
     maps = files.read_once(f"{files.proc}/{pid}/maps")
     matching = [
-        Library(name, f"{files.proc}/{pid}/root{path}", (device, inode))
-        for path, device, inode in executable_mappings(maps or b"")
-        if kind.fullmatch(name := path.rpartition("/")[2])
+        f"{files.proc}/{pid}/root{path}"
+        for path in executable_mappings(maps or b"")
+        if kind.fullmatch(path.rpartition("/")[2])
     ]
     return matching[:MAX_LIBRARIES]

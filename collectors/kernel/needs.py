@@ -19,7 +19,7 @@ GIVES: Final[Mapping[TierName, str]] = {
     "tls": "first event and cadence of streams inside TLS",
     "gpu": "how long the server waited for its GPU, and launched graphs on it",
 }
-_BY_TYPES: Final[Set[TierName]] = frozenset(("run_queue", "sockets", "frames"))
+BY_TYPES: Final[Set[TierName]] = frozenset(("run_queue", "sockets", "frames"))
 """Tiers at the kernel's tracepoints; the others put probes into functions."""
 
 
@@ -43,7 +43,7 @@ def missing(machine: Machine) -> dict[TierName, list[str]]:
     common = _common(machine)
     by_types = [] if machine.btf else ["a kernel built with CONFIG_DEBUG_INFO_BTF"]
     by_functions = [] if machine.uprobes else ["a kernel built with CONFIG_UPROBES"]
-    return {tier: common + (by_types if tier in _BY_TYPES else by_functions) for tier in GIVES}
+    return {tier: common + (by_types if tier in BY_TYPES else by_functions) for tier in GIVES}
 
 
 def _common(machine: Machine) -> list[str]:

@@ -119,8 +119,8 @@ class KernelSource:
             stack.callback(found.close)
             watch = Watch(
                 tiers,
-                found,
-                Versions(self._engines, self._config.vllm_version, stop),
+                found.find,
+                Versions(self._engines, self._config.vllm_version, stop).answers,
                 setup,
                 host=self._host,
                 wall_ns=self._wall_ns,

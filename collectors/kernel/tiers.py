@@ -30,7 +30,6 @@ from latencyprism.collectors.kernel.libraries import (
     CUDA_DRIVER,
     CUDA_RUNTIME,
     TLS_LIBRARY,
-    Library,
     libraries,
 )
 from latencyprism.collectors.kernel.ring import Ring
@@ -443,7 +442,7 @@ class _Functions(_Tier):
         """The programs, which look up their process in the map ``watched``."""
         raise NotImplementedError
 
-    def _libraries(self, pid: int) -> list[Library]:
+    def _libraries(self, pid: int) -> list[str]:
         """Where the functions may be."""
         raise NotImplementedError
 
@@ -476,7 +475,7 @@ class _Functions(_Tier):
                     if program is not None:
                         attached.append(
                             self._setup.kernel.attach_uprobe(
-                                program, library.path, offset, pid, returns=returns
+                                program, library, offset, pid, returns=returns
                             )
                         )
             except OSError as refused:
@@ -485,15 +484,15 @@ class _Functions(_Tier):
             else:
                 self._setup.counts[f"{self.name} functions attached"] += 1
 
-    def _places(self, pid: int) -> list[tuple[Library, int, Probe]]:
+    def _places(self, pid: int) -> list[tuple[str, int, Probe]]:
         """Where each probe goes, in the first libraries that define any of the functions."""
         names = [name for probe in self._probes for name in probe.functions]
         for library in self._libraries(pid):
             try:
-                offsets = read_function_offsets(library.path, names)
+                offsets = read_function_offsets(library, names)
             except (OSError, ElfError) as error:
                 self._setup.counts[f"{self.name} libraries not read"] += 1
-                logger.info("%s: %s: %s", self.name, library.path, error)
+                logger.info("%s: %s: %s", self.name, library, error)
                 continue
             found = {
                 offsets[name]: (library, offsets[name], probe)
@@ -582,7 +581,7 @@ class Tls(_Functions):
             ),
         )
 
-    def _libraries(self, pid: int) -> list[Library]:
+    def _libraries(self, pid: int) -> list[str]:
         return libraries(self._setup.files, pid, TLS_LIBRARY)
 
 
@@ -624,7 +623,7 @@ class Gpu(_Functions):
             back=self._parts.uprobe(f"{name}_back", returned),
         )
 
-    def _libraries(self, pid: int) -> list[Library]:
+    def _libraries(self, pid: int) -> list[str]:
         runtime = libraries(self._setup.files, pid, CUDA_RUNTIME)
         return runtime or libraries(self._setup.files, pid, CUDA_DRIVER)
 

@@ -60,7 +60,7 @@ def ask_version(url: SplitResult) -> str | None:
         response = connection.getresponse()
         body = response.read(MAX_BYTES)
         answer = json.loads(body) if response.status == http.client.OK else None
-    except (OSError, http.client.HTTPException, ValueError):
+    except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return None
     finally:
         connection.close()

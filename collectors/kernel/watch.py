@@ -4,10 +4,9 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from latencyprism.collectors.kernel.servers import Server, Servers
+from latencyprism.collectors.kernel.servers import Server
 from latencyprism.collectors.kernel.steps import SETTLE_NS, batch
 from latencyprism.collectors.kernel.tiers import Frames, Setup, Tier
-from latencyprism.collectors.kernel.versions import Versions
 from latencyprism.collectors.source import Emit
 from latencyprism.schemas.records import HistogramDelta, KernelSample
 from latencyprism.schemas.topics import TELEMETRY_KERNEL, TELEMETRY_STEPS
@@ -21,13 +20,17 @@ HOLD_NS: Final = SETTLE_NS + 100_000_000
 
 
 class Watch:
-    """What happens at each tick: drain, follow, report. No threads of its own."""
+    """What happens at each tick: follow, drain, report.
+
+    ``find`` tells the servers there are, ``versions`` which version of its engine an instance has
+    turned out to run since it was last asked.
+    """
 
     def __init__(
         self,
         tiers: Sequence[Tier],
-        servers: Servers,
-        versions: Versions,
+        find: Callable[[], list[Server]],
+        versions: Callable[[], list[tuple[str, str]]],
         setup: Setup,
         *,
         host: str,
@@ -36,7 +39,7 @@ class Watch:
     ) -> None:
         self._tiers = tiers
         self._frames = next((tier for tier in tiers if isinstance(tier, Frames)), None)
-        self._servers = servers
+        self._find = find
         self._versions = versions
         self._setup = setup
         self._host = host
@@ -51,7 +54,7 @@ class Watch:
         now_ns, wall_ns = self._monotonic_ns(), self._wall_ns()
         if now_ns - self._found_ns >= self._setup.config.discover_s * 1e9:
             self._found_ns = now_ns
-            self._found = [server for server in self._servers.find() if server.here]
+            self._found = [server for server in self._find() if server.here]
             self._follow()
         if self._frames is not None:
             self._steps(emit, self._frames, now_ns, wall_ns)
@@ -64,7 +67,7 @@ class Watch:
                 emit.watermark(TELEMETRY_STEPS, server.instance, wall_ns - HOLD_NS)
 
     def _follow(self) -> None:
-        for instance, version in self._versions.answers():
+        for instance, version in self._versions():
             if self._frames is not None and instance in self._setup.instances:
                 self._frames.version(instance, version)
         for tier in self._tiers:

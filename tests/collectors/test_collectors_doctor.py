@@ -26,6 +26,8 @@ def root(tmp_path: Path) -> Path:
         write(proc / "pressure" / kind, "some total=1")
     (proc / "7/fd").mkdir(parents=True)
     write(sys / "fs/cgroup/cgroup.controllers", "cpu memory")
+    write(sys / "kernel/btf/vmlinux", "types")
+    write(sys / "bus/event_source/devices/uprobe/type", "9")
     amd = sys / "class/drm/card0/device"
     for name, content in {
         "vendor": "0x1002",
@@ -66,6 +68,11 @@ NAMES = {
     "Gaudi accelerators",
     "Google TPUs",
     "clock",
+    "kernel probes: run_queue",
+    "kernel probes: sockets",
+    "kernel probes: frames",
+    "kernel probes: tls",
+    "kernel probes: gpu",
 }
 ABSENT = {"Intel GPUs", "Gaudi accelerators", "Google TPUs"}
 FROM_FILES = NAMES - {"packet capture", "NVIDIA GPUs", "clock"} - ABSENT

@@ -9,6 +9,7 @@ import ctypes
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Final
 
 U16, U32, U64 = ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
@@ -36,6 +37,22 @@ RESIDENCIES: Final = {
     "hbm_thm_residency_acc": "memory_thermal",
 }
 """Counters of newer tables that grow for as long as something holds the clocks back."""
+
+USED: Final = frozenset(
+    (
+        *RESIDENCIES,
+        "indep_throttle_status",
+        "temperature_mem",
+        "temperature_hotspot",
+        "average_socket_power",
+        "curr_socket_power",
+        "current_gfxclk",
+        "pcie_replay_count_acc",
+        "xgmi_read_data_acc",
+        "xgmi_write_data_acc",
+    )
+)
+"""Fields that are taken out of a table."""
 
 
 class UnknownTableError(ValueError):
@@ -95,17 +112,28 @@ def metrics_of(values: Mapping[str, Any]) -> GpuMetrics:
 
 
 def _filled(table: Any) -> dict[str, Any]:
-    """Fields that the firmware has filled; of arrays the elements that it has."""
+    """Those of the fields used that the firmware has filled; of arrays the filled elements."""
     found: dict[str, Any] = {}
-    for name, kind in type(table)._fields_:
+    for name, missing in _used(type(table)):
         value = getattr(table, name)
-        if isinstance(value, int):
-            if value != (1 << 8 * ctypes.sizeof(kind)) - 1:
-                found[name] = value
-        elif issubclass(kind._type_, (U16, U64)):
-            missing = (1 << 8 * ctypes.sizeof(kind._type_)) - 1
+        if not isinstance(value, int):
             found[name] = [element for element in value if element != missing]
+        elif value != missing:
+            found[name] = value
     return found
+
+
+@cache
+def _used(layout: Any) -> list[tuple[str, int]]:
+    """Fields of a layout that are used, each with the number that means it is not filled."""
+    return [
+        (
+            name,
+            (1 << 8 * ctypes.sizeof(kind._type_ if issubclass(kind, ctypes.Array) else kind)) - 1,
+        )
+        for name, kind in layout._fields_
+        if name in USED
+    ]
 
 
 def _either(numbers: Mapping[str, int], *names: str) -> int | None:

@@ -36,6 +36,7 @@ _UNTOLD: Final = frozenset(
         pynvml.NVML_ERROR_DEPRECATED,
     )
 )
+_NOT_AVAILABLE: Final = frozenset(((1 << 32) - 1, (1 << 64) - 1))
 _ADVICE: Final = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found: this host has no NVIDIA "
     "driver, or the container was not given the utility capability of NVIDIA's runtime",
@@ -458,7 +459,7 @@ def _memory(handle: Any) -> tuple[int | None, int | None]:
     memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     if memory is None:  # drivers before 510
         memory = _told(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    return (None, None) if memory is None else (memory.used, memory.total)
+    return (None, None) if memory is None else (_available(memory.used), _available(memory.total))
 
 
 def _pids(handle: Any) -> tuple[int, ...]:
@@ -476,9 +477,10 @@ def _field_values(handle: Any, fields: Fields) -> dict[tuple[int, int], Any]:
 def told_values(values: Iterable[Any]) -> dict[tuple[int, int], Any]:
     """Field and scope → value of each ``nvmlFieldValue_t`` that the driver filled in."""
     return {
-        (value.fieldId, value.scopeId): getattr(value.value, _VALUE_OF_TYPE[value.valueType])
+        (value.fieldId, value.scopeId): told
         for value in values
         if value.nvmlReturn == pynvml.NVML_SUCCESS and value.valueType in _VALUE_OF_TYPE
+        if (told := _available(getattr(value.value, _VALUE_OF_TYPE[value.valueType]))) is not None
     }
 
 
@@ -506,11 +508,16 @@ def _pci(address: Any) -> str:
 def _told(function: Callable[..., T], *arguments: Any) -> T | None:
     """What the driver answers; None for what it does not tell of this GPU to this user."""
     try:
-        return function(*arguments)
+        return _available(function(*arguments))
     except pynvml.NVMLError as e:
         if e.value in _UNTOLD:
             return None
         raise
+
+
+def _available(answer: T) -> T | None:
+    """An answer; None for NVML_VALUE_NOT_AVAILABLE, a number of all ones."""
+    return None if isinstance(answer, int) and answer in _NOT_AVAILABLE else answer
 
 
 def _ecc(handle: Any, kind: int) -> int | None:

@@ -4,7 +4,6 @@ The page's series are looked up once in the tables of :mod:`latencyprism.collect
 a later page with the same series costs a walk over its values.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,8 +16,6 @@ from latencyprism.collectors.xpu.exporters import EXPORTERS, Column, Exporter
 from latencyprism.collectors.xpu.reading import Reading
 from latencyprism.collectors.xpu.reasons import clocks_event_names
 from latencyprism.collectors.xpu.sysfs import PCIE_GENERATIONS
-
-logger = logging.getLogger(__name__)
 
 MAX_DEVICES: Final = 256
 """Devices taken from one page; those beyond are counted."""

@@ -5,7 +5,6 @@ the port, so its TPU is told to its server.
 """
 
 import ipaddress
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -17,8 +16,6 @@ from latencyprism.collectors.source import UnavailableError
 from latencyprism.collectors.xpu.reading import Reading
 from latencyprism.collectors.xpu.tpu_kinds import kind_of_tpu
 from latencyprism.collectors.xpu.tpu_messages import GET_METRIC, MetricRequest, MetricResponse
-
-logger = logging.getLogger(__name__)
 
 VENDOR: Final = "google"
 MEMORY_TOTAL: Final = "tpu.runtime.hbm.memory.total.bytes"

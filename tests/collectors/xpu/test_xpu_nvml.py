@@ -226,6 +226,19 @@ def test_a_refused_call_costs_its_value_only(nvml: Nvml, host: Host, code: int) 
     assert (reading.error, reading.power_w, reading.temperature_c) == (None, None, 61)
 
 
+def test_numbers_that_mean_not_available_are_none(nvml: Nvml, host: Host) -> None:
+    missing = (1 << 64) - 1
+    host.gpus[0] |= {"memory_used": missing, "ecc_corrected": missing, "power": (1 << 32) - 1}
+    host.gpus[0] |= {"field.94": missing}
+    host.write()
+    nvml.read_slow()
+
+    reading = nvml.read()[0]
+
+    assert (reading.memory_used_bytes, reading.ecc_corrected_total, reading.power_w) == (None,) * 3
+    assert (reading.pcie_replays_total, reading.memory_total_bytes) == (None, 80 << 30)
+
+
 @pytest.mark.parametrize("function", ["memory2", "temperature2", "reasons2"])
 def test_drivers_that_lack_the_newer_calls(nvml: Nvml, host: Host, function: str) -> None:
     before = nvml.read()[0]

@@ -32,7 +32,7 @@ class Name:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.address: str | None = "10.0.0.6"
         self._real = Watch.of
-        monkeypatch.setattr(source_module.Watch, "of", self)
+        monkeypatch.setattr(Watch, "of", self)
 
     def __call__(self, url: str) -> Watch:
         if "engine" not in url:
@@ -121,7 +121,7 @@ def test_short_of_memory_the_ring_is_halved(
                     raise OSError(errno.ENOMEM, "Cannot allocate memory")
             super().setsockopt(level, option, value)
 
-    monkeypatch.setattr(ring_module.socket, "socket", Socket)
+    monkeypatch.setattr(socket, "socket", Socket)
     most = 2 << 20
     ring = Ring("lo", [1], ring_mib=8, block_timeout_ms=5)
     assert ring.size_mib == 2

@@ -7,9 +7,8 @@ another layout. Fields that the firmware does not fill are all ones.
 
 import ctypes
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final
 
 U16, U32, U64 = ctypes.c_uint16, ctypes.c_uint32, ctypes.c_uint64
@@ -85,7 +84,7 @@ def decode(table: bytes) -> GpuMetrics:
         raise UnknownTableError(
             f"gpu_metrics v{form}.{content} of {size} bytes, of which {len(table)} are here"
         )
-    return metrics_of(_filled(layout.from_buffer_copy(table)))
+    return metrics_of(_filled(layout.from_buffer_copy(table), _TAKEN[form, content]))
 
 
 def metrics_of(values: Mapping[str, Any]) -> GpuMetrics:
@@ -111,10 +110,10 @@ def metrics_of(values: Mapping[str, Any]) -> GpuMetrics:
     )
 
 
-def _filled(table: Any) -> dict[str, Any]:
-    """Those of the fields used that the firmware has filled; of arrays the filled elements."""
+def _filled(table: Any, fields: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """Those of the fields that the firmware has filled; of arrays the filled elements."""
     found: dict[str, Any] = {}
-    for name, missing in _used(type(table)):
+    for name, missing in fields:
         value = getattr(table, name)
         if not isinstance(value, int):
             found[name] = [element for element in value if element != missing]
@@ -123,7 +122,6 @@ def _filled(table: Any) -> dict[str, Any]:
     return found
 
 
-@cache
 def _used(layout: Any) -> list[tuple[str, int]]:
     """Fields of a layout that are used, each with the number that means it is not filled."""
     return [
@@ -245,3 +243,5 @@ _LAYOUTS: Final = {
     (1, 7): _structure(_HEAD, _MAX_BANDWIDTH, *_NEW, _XGMI_STATUS, _CLOCKS, _partitions(32, 16)),
     (1, 8): _structure(_HEAD, _MAX_BANDWIDTH, *_NEW, _XGMI_STATUS, _CLOCKS, _partitions(40, 40)),
 }
+_TAKEN: Final = {version: _used(layout) for version, layout in _LAYOUTS.items()}
+"""For each layout the fields that are used, and the number that means one is not filled."""

@@ -5,6 +5,7 @@ A tier is open from the moment it is made; closing it takes everything out of th
 
 import logging
 import struct
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -434,6 +435,7 @@ class _Functions(_Tier):
         self._probes = self._load(self._watched.descriptor)
         self._instances: dict[int, str] = {}
         self._attached: dict[int, list[Descriptor]] = {}
+        self._loose: list[Descriptor] = []
         self._looks: Counter[int] = Counter()
         self._calls: Counter[int] = Counter()
         self._banned: set[str] = set()
@@ -456,6 +458,7 @@ class _Functions(_Tier):
         }
         for pid in self._looks.keys() - now.keys():
             self._forget(pid)
+        self._detach()
         self._instances = now
         for pid in now:
             self._looks[pid] += 1
@@ -505,9 +508,8 @@ class _Functions(_Tier):
         return []
 
     def _forget(self, pid: int) -> None:
-        for descriptor in self._attached.pop(pid, ()):
-            descriptor.close()
         self._watched.delete(_U64.pack(pid))
+        self._loose += self._attached.pop(pid, ())
         del self._looks[pid]
         self._calls.pop(pid, None)
 
@@ -536,12 +538,27 @@ class _Functions(_Tier):
         self._banned.add(instance)
         for pid in [pid for pid, name in self._instances.items() if name == instance]:
             self._forget(pid)
+        self._detach()
+
+    def _detach(self) -> None:
+        """Take the loose probes off, in a thread: the kernel takes a tenth of a second for each."""
+        loose, self._loose = self._loose, []
+        if loose:
+            threading.Thread(
+                target=_close_all, args=(loose,), name="kernel detach", daemon=True
+            ).start()
 
     def close(self) -> None:
-        """See :meth:`Tier.close`."""
+        """See :meth:`Tier.close`; nothing is booked from here on, the probes go soon after."""
         for pid in list(self._looks):
             self._forget(pid)
+        self._detach()
         super().close()
+
+
+def _close_all(descriptors: Iterable[Descriptor]) -> None:
+    for descriptor in descriptors:
+        descriptor.close()
 
 
 class Tls(_Functions):

@@ -1,5 +1,6 @@
 """The probes in the real kernel, on processes that the tests start."""
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -364,6 +365,36 @@ def test_functions_that_are_called_too_often_are_left_alone(fake_cudart: str) ->
 
         assert probes.read(1.0) == {INSTANCE: []}
     assert setup.counts["gpu servers left alone"] == 1
+
+
+def test_probes_are_taken_off_soon_after_their_tier_is_closed(fake_cudart: str) -> None:
+    wait_until_no_function_is_probed()  # by tests before
+    with child(GPU_USER, fake_cudart) as user:
+        with tier("gpu", make_setup()) as probes:
+            probes.follow([server(user.pid)])
+            attached = probed_functions()
+            began = time.monotonic()
+        took_s = time.monotonic() - began
+        wait_until_no_function_is_probed()
+
+    assert attached == 4  # a call and a return each
+    assert took_s < 0.2
+
+
+def probed_functions() -> int:
+    """How many perf events this process holds."""
+    found = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the one that lists the folder
+            found += "perf_event" in str(link.readlink())
+    return found
+
+
+def wait_until_no_function_is_probed() -> None:
+    deadline = time.monotonic() + 20
+    while probed_functions():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_library_that_is_loaded_later_is_found(fake_cudart: str) -> None:

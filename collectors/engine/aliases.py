@@ -41,8 +41,8 @@ class Engine:
     """Field of the sample → alternatives, each the parts of one total."""
     histograms: Mapping[str, tuple[Distribution, ...]]
     """Stage → alternatives."""
-    steady: bool
-    """Whether some total moves with every step of the engine, so that none does when it hangs."""
+    pulse: Names = ()
+    """Totals that move with the steps of the engine, so that they stand still when it hangs."""
     model_label: str = "model_name"
     anchor: str | None = None
     """A metric that only the models have which do the work; of other metrics, the series of these
@@ -105,7 +105,7 @@ VLLM = Engine(
         "prompt_tokens": (histogram("vllm:request_prompt_tokens"),),
         "generation_tokens": (histogram("vllm:request_generation_tokens"),),
     },
-    steady=True,
+    pulse=("vllm:generation_tokens_total",),
     version_path="/version",
 )
 
@@ -133,7 +133,7 @@ RAY_VLLM = replace(
         for stage, alternatives in VLLM.histograms.items()
     },
     # Ray passes values on every few seconds, ten unless told otherwise.
-    steady=False,
+    pulse=(),
     version_path=None,
 )
 
@@ -162,8 +162,6 @@ SGLANG = Engine(
         "prompt_tokens": (histogram("sglang:prompt_tokens_histogram"),),
         "generation_tokens": (histogram("sglang:generation_tokens_histogram"),),
     },
-    # Its tokens are counted when a request is over.
-    steady=False,
 )
 
 TGI = Engine(
@@ -187,7 +185,7 @@ TGI = Engine(
         "prompt_tokens": (histogram("tgi_request_input_length"),),
         "generation_tokens": (histogram("tgi_request_generated_tokens"),),
     },
-    steady=True,
+    pulse=("tgi_batch_inference_count",),
     version_path="/info",
 )
 
@@ -214,8 +212,8 @@ LLAMACPP = Engine(
             ),
         ),
     },
-    # It renders the page between two steps: a page that hangs is one that does not come.
-    steady=True,
+    # It renders the page between two steps, so when it hangs no page comes at all.
+    pulse=("llamacpp:n_decode_total",),
     version_path="/props",
     version_key="build_info",
 )
@@ -246,7 +244,7 @@ LMDEPLOY = Engine(
         "prompt_tokens": (histogram("lmdeploy:request_prompt_tokens"),),
         "generation_tokens": (histogram("lmdeploy:request_generation_tokens"),),
     },
-    steady=True,
+    pulse=("lmdeploy:generation_tokens_total",),
 )
 
 TENSORRT_LLM = Engine(
@@ -270,7 +268,6 @@ TENSORRT_LLM = Engine(
         "decode": (histogram("trtllm_request_decode_time_seconds"),),
         "inference": (histogram("trtllm_request_inference_time_seconds"),),
     },
-    steady=False,
     version_path="/version",
 )
 
@@ -299,7 +296,6 @@ TRITON = Engine(
         "queue": _triton_time("nv_inference_queue_duration_us"),
         "inference": _triton_time("nv_inference_compute_infer_duration_us"),
     },
-    steady=False,
     model_label="model",
     anchor="nv_trt_llm_request_metrics",
 )
@@ -325,7 +321,6 @@ DYNAMO = Engine(
         "prompt_tokens": (histogram("dynamo_frontend_input_sequence_tokens"),),
         "generation_tokens": (histogram("dynamo_frontend_output_sequence_tokens"),),
     },
-    steady=False,
     model_label="model",
 )
 
@@ -335,7 +330,6 @@ OLLAMA = Engine(
     shares={},
     counters={},
     histograms={},
-    steady=False,
     version_path="/api/version",
 )
 """Has no metrics; that it answers, its version and the models it has loaded are all it tells."""

@@ -21,7 +21,7 @@ class EngineConfig:
     pages: Mapping[str, str] = field(default_factory=dict)
     """Engine's base URL → URL of its metrics page, for those that have it on another port."""
     stale_s: Annotated[float, Gt(0)] = 5.0
-    """How long an engine's totals may stand still, while requests are open, before its page is
+    """How long an engine may move nothing on its page, while requests are open, before the page is
     called stale; more than its longest step takes."""
     max_series: Annotated[int, Ge(1)] = 10_000
     """Most series kept of a page; of more, those of the name that has the most are given up."""

@@ -45,12 +45,16 @@ class Plan:
     shares: Mapping[str, Totals]
     counters: Mapping[str, Totals]
     histograms: Mapping[str, list[Timed]]
+    shared: Numbers
+    """All of the shares."""
     named: Numbers
     """Gauges, shares and counters."""
     monotone: Numbers
     """Series that only grow while the engine runs. Sums are left out: where those of several
     processes are added up, their last digits can go back."""
 
+    pulse: Numbers
+    """Totals that move with the steps of the engine."""
     models: tuple[tuple[int, str | None], ...]
     """Models that the gauges, or without any the counters, are of."""
 
@@ -108,15 +112,18 @@ class Index:
             for one in alternatives
             for number in (*one.count, *(n for _, bounds in one.buckets for _, n in bounds))
         }
-        read = (*_numbers(gauges.values()), *_numbers(shares.values()))
+        shared = tuple(_numbers(shares.values()))
+        read = (*_numbers(gauges.values()), *shared)
         return Plan(
             engine=engine,
             gauges=gauges,
             shares=shares,
             counters=counters,
             histograms=histograms,
+            shared=shared,
             named=(*read, *counted),
             monotone=tuple(sorted(counted | timed)),
+            pulse=tuple(n for name in engine.pulse for n in find.series(name)),
             models=tuple((n, self.label(n, engine.model_label)) for n in read or counted),
         )
 

@@ -16,7 +16,7 @@ from latencyprism.collectors.engine.plan import Index, Numbers, Plan, Timed, Tot
 from latencyprism.schemas.records import EngineSample, Freshness, HistogramDelta
 
 STALE_S = 5.0
-"""How long an engine's totals may stand still while requests are open, unless said otherwise."""
+"""How long an engine may move nothing while requests are open, unless said otherwise."""
 CLOCK_S = 1.0
 """Start times no further apart than this are of one process."""
 
@@ -42,7 +42,7 @@ class Tracker:
         """The last good page; None before it."""
         self._last_ns = 0
         self._moved_ns = 0
-        """When a total last moved, or no request was open."""
+        """When the engine last moved something, or no request was open."""
 
     def page(
         self, page: Page, *, observed_at_ns: int, monotonic_ns: int, scrape_ms: float
@@ -118,29 +118,25 @@ class Tracker:
         gauges: Mapping[str, float | None],
         monotonic_ns: int,
     ) -> str | None:
-        """Why the page is stale, None if it is not: requests are open, and for too long no total
-        of the engine has moved.
+        """Why the page is stale, None if it is not: requests are open, but for too long nothing
+        moved that the engine itself moves, totals and the use of its KV cache.
 
-        Totals of an engine that does not count its steps stand still between requests; then the
-        CPU time of the process that renders the page must do so too.
+        An engine without a pulse on its page moves nothing between requests; then the CPU time of
+        the process that renders the page must stand still too.
         """
         assert self._index is not None
         assert self._last is not None
         cpu = self._index.one(CPU_SECONDS, values)
         rendered = cpu is None or cpu != self._index.one(CPU_SECONDS, self._last)
+        told = any(values[number] is not None for number in plan.pulse)
         open_requests = (gauges.get("running") or 0.0) + (gauges.get("waiting") or 0.0)
-        if (
-            not open_requests
-            or any(growth[number] for number in plan.monotone)
-            or (rendered and not plan.engine.steady)
-        ):
+        moved = any(growth[number] for number in (*plan.monotone, *plan.shared))
+        if moved or not open_requests or (rendered and not told):
             self._moved_ns = monotonic_ns
         still_ns = monotonic_ns - self._moved_ns
         if still_ns < self._stale_ns:
             return None
-        still = (
-            f"{open_requests:g} requests are open, but no total moved for {still_ns / 1e9:.1f} s"
-        )
+        still = f"{open_requests:g} requests are open, but nothing moved for {still_ns / 1e9:.1f} s"
         if rendered:
             return f"{still}: the engine hangs, waits, or takes one step that long"
         return f"{still}, nor did the server's CPU time: an old page is shown again"

@@ -72,6 +72,12 @@ class _Worker:
         self._at_end()
 
 
+def next_due(due: float, now: float, interval_s: float) -> float:
+    """When the scrape after one that was due and begins now is due: at a steady beat, unless this
+    one is so late that the next would follow too soon."""
+    return (due if now - due < LATENESS * interval_s else now) + interval_s
+
+
 class EngineSource:
     """Watches one engine; a source of its own for each, so that a hung one holds up no other."""
 
@@ -114,7 +120,7 @@ class EngineSource:
                     due = max(due, now + SLICE_S)
                     self._emit(emit, self._late())
                 if deadline is None and now >= due:
-                    due = self._next(due, now)
+                    due = next_due(due, now, self._config.interval_s)
                     if worker.busy:  # in name resolution, say, which nothing interrupts
                         self._emit(emit, self._late())
                     else:
@@ -129,11 +135,6 @@ class EngineSource:
         finally:
             self._server.abort()
             worker.end()
-
-    def _next(self, due: float, now: float) -> float:
-        """When the scrape after this one is due: at a steady beat, but never much too soon."""
-        interval_s = self._config.interval_s
-        return (due if now - due < LATENESS * interval_s else now) + interval_s
 
     def _scrape(self) -> _Answer:
         """In the worker: fetch the page, and the version too while it is not known."""
@@ -182,6 +183,8 @@ class EngineSource:
 
     def _failed(self, refusal: Refusal, error: str, scrape_ms: float) -> EngineSample:
         self._counts[refusal] += 1
+        if refusal == "unreachable":  # another version may come back
+            self._tracker.version = None
         return self._tracker.failed(error, observed_at_ns=self._wall_ns(), scrape_ms=scrape_ms)
 
     def _emit(self, emit: Emit, sample: EngineSample) -> None:

@@ -473,7 +473,7 @@ def test_a_hung_vllm_behind_its_live_web_server_is_told() -> None:
     assert [sample.freshness for sample in samples] == [*FRESH[:5], "stale", "stale"]
     assert samples[0].iterations == 4.0
     assert samples[-1].error == (
-        "4 requests are open, but no total moved for 6.0 s: the engine hangs, waits, or takes one "
+        "4 requests are open, but nothing moved for 6.0 s: the engine hangs, waits, or takes one "
         "step that long"
     )
     assert known(samples[-1]) == {}
@@ -492,6 +492,22 @@ def test_a_page_that_moves_again_is_fresh_and_counts_from_the_last_good_one() ->
         80.0,
         3 * SECOND,
     )
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        # The second chunk of a long prompt: no token comes, but the cache fills.
+        VLLM + "vllm:kv_cache_usage_perc 0.{kv:.0f}\n",
+        # No step has been counted yet.
+        "tgi_batch_current_size {running}\ntgi_queue_size {kv}\n",
+        # An older build, which counts tokens when a request is over and no steps.
+        "llamacpp:requests_processing {running}\nllamacpp:tokens_predicted_total {tokens}\n",
+    ],
+    ids=["prefill", "first step", "no pulse"],
+)
+def test_an_engine_that_is_at_work_on_something_else_is_not_stale(page: str) -> None:
+    assert follow(Pages(), page, running=STILL, tokens=STILL, kv=MOVING) == FRESH
 
 
 def test_stillness_counts_through_failed_scrapes() -> None:

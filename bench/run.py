@@ -14,6 +14,10 @@ BARS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "network.token_time_error_p99_us": "≤ 50",
             "engine.parse_ms": "≤ 0.3",
             "host.cpu_pct": "≤ 0.5",
+            "agent.cpu_pct": "≤ 2",
+            "agent.rss_mb": "≤ 80",
+            "server.throughput_delta_pct": "± 0.5, or as noise",
+            "server.p99_delta_pct": "± 1, or as noise",
         },
         "detect": {
             "real.f1": "≥ .95",
@@ -33,10 +37,13 @@ BARS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 Measured = tuple[Mapping[str, Figure], Mapping[str, str]]
 
 
-def run_bench(name: str, *, recordings: Sequence[Path]) -> Report:
-    """Measure one bench; takes up to some minutes. Raises LookupError for an unknown name."""
+def run_bench(name: str, *, recordings: Sequence[Path] = (), engine: str | None = None) -> Report:
+    """Measure one bench; takes up to some minutes. Raises LookupError for an unknown name.
+
+    ``recordings`` are those of detect, ``engine`` the live server of collect.
+    """
     benches: dict[str, Callable[[], Measured]] = {
-        "collect": _collect,
+        "collect": lambda: _collect(engine),
         "detect": lambda: _detect(recordings),
         "sink": _sink,
     }
@@ -46,10 +53,10 @@ def run_bench(name: str, *, recordings: Sequence[Path]) -> Report:
     return Report(bench=name, figures=figures, skipped=skipped, bars=BARS[name])
 
 
-def _collect() -> Measured:
+def _collect(engine: str | None) -> Measured:
     from latencyprism.bench.collect import measure
 
-    return measure()
+    return measure(engine)
 
 
 def _detect(recordings: Sequence[Path]) -> Measured:

@@ -311,12 +311,16 @@ def bench(
     recording: Annotated[
         list[Path] | None, typer.Option(help="For detect: labelled recordings; repeatable.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="For collect: URL of a live server; a simulated one without."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure the figures of one bench and print them beside their bars."""
     from latencyprism.bench.run import run_bench
 
-    result = run_bench(name, recordings=recording or [])
+    result = run_bench(name, recordings=recording or [], engine=engine)
     typer.echo(json.dumps(result.as_json())) if as_json else console.print(result.table())
 
 

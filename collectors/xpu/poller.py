@@ -144,6 +144,7 @@ class Poller:
             self._retry_due_s = self._monotonic_s() + self._retry_s
             devices.reopen()
         self._last = devices.read()
+        self.reason = None
         self._hand_over(Answer(self.name, self._wall_ns(), self._last))
 
     def _wanting(self) -> bool:

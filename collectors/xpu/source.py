@@ -15,6 +15,7 @@ from latencyprism.collectors.xpu.owners import Owners
 from latencyprism.collectors.xpu.poller import Answer, Poller, Way
 from latencyprism.collectors.xpu.reading import Reading
 from latencyprism.collectors.xpu.sampler import SOURCE, Sampler
+from latencyprism.collectors.xpu.tpu_kinds import host_and_port
 from latencyprism.collectors.xpu.ways import missing, ways
 from latencyprism.schemas.topics import TELEMETRY_XPU
 
@@ -115,7 +116,8 @@ class XpuSource:
             for way in self._ways(config)
         ]
         files = Files(config.proc)
-        owners = Owners(files, servers, _ports(config.tpu_addresses))
+        ports = [host_and_port(address)[1] for address in config.tpu_addresses]
+        owners = Owners(files, servers, ports)
         try:
             for poller in self._pollers:
                 poller.start()
@@ -177,8 +179,3 @@ class XpuSource:
         for poller in pollers:
             if poller.silent_s() > self._config.silence_ms / 1000:
                 answers.put(Answer(poller.name, self._wall_ns(), poller.unanswered()))
-
-
-def _ports(addresses: Sequence[str]) -> list[int]:
-    """Ports of the addresses; those of other hosts are on none of this one's sockets."""
-    return [int(port) for _, _, port in (a.rpartition(":") for a in addresses) if port.isdigit()]

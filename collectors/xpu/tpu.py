@@ -14,7 +14,7 @@ import grpc
 from latencyprism.collectors.host.files import Files
 from latencyprism.collectors.source import UnavailableError
 from latencyprism.collectors.xpu.reading import Reading
-from latencyprism.collectors.xpu.tpu_kinds import kind_of_tpu
+from latencyprism.collectors.xpu.tpu_kinds import host_and_port, kind_of_tpu
 from latencyprism.collectors.xpu.tpu_messages import GET_METRIC, MetricRequest, MetricResponse
 
 VENDOR: Final = "google"
@@ -91,12 +91,10 @@ class Tpu:
 
 class _Runtime:
     def __init__(self, address: str, name: str, timeout_s: float) -> None:
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit():
-            raise ValueError(f"TPU runtime {address!r}: expected host:port")
+        host, port = host_and_port(address)
         self._address = address
         self._name = name
-        self._port = int(port) if _is_loopback(host) else None
+        self._port = port if _is_loopback(host) else None
         self._timeout_s = timeout_s
         self._channel = grpc.insecure_channel(address, options=_RECONNECT)
         self._call = self._channel.unary_unary(

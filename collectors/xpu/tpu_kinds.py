@@ -1,4 +1,4 @@
-"""Which TPU a machine has, by its PCI devices: told without any library."""
+"""What is known of TPUs without any library: which one a machine has, and how to reach it."""
 
 from typing import Final
 
@@ -31,3 +31,11 @@ def kind_of_tpu(files: Files) -> str | None:
             if (sysfs.once(files, f"{at}/class") or "").startswith(ACCELERATOR):
                 return f"TPU {device}"
     return None
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Parts of a TPU runtime's address. Raises ValueError naming an address that is none."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"TPU runtime {address!r}: expected host:port")
+    return host, int(port)

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
+from latencyprism.collectors.address import endpoint
 from latencyprism.collectors.host.files import Files
 from latencyprism.collectors.source import UnavailableError
 from latencyprism.collectors.xpu.amd import Amd
@@ -13,7 +15,7 @@ from latencyprism.collectors.xpu.intel import Intel
 from latencyprism.collectors.xpu.pages import Pages
 from latencyprism.collectors.xpu.poller import Way
 from latencyprism.collectors.xpu.reading import Devices
-from latencyprism.collectors.xpu.tpu_kinds import kind_of_tpu
+from latencyprism.collectors.xpu.tpu_kinds import host_and_port, kind_of_tpu
 
 
 def ways(config: XpuConfig) -> list[Way]:
@@ -21,6 +23,8 @@ def ways(config: XpuConfig) -> list[Way]:
 
     Raises ValueError for an exporter's URL or a TPU runtime's address that is none.
     """
+    for address in config.tpu_addresses:
+        host_and_port(address)
     fast_s, slow_s = config.interval_ms / 1000, config.slow_interval_ms / 1000
     near: dict[WayName, tuple[Callable[[], Devices], float]] = {
         "nvidia": (lambda: _nvidia(config), fast_s),
@@ -31,8 +35,9 @@ def ways(config: XpuConfig) -> list[Way]:
     }
     found = [Way(name, *near[name]) for name in dict.fromkeys(config.ways)]
     for url in dict.fromkeys(config.exporters):
-        pages = Pages(url, timeout_s=config.timeout_ms / 1000)
-        found.append(Way(f"exporter {url}", lambda pages=pages: pages, slow_s))  # type: ignore[misc]
+        endpoint(url)
+        pages = partial(Pages, url, timeout_s=config.timeout_ms / 1000)
+        found.append(Way(f"exporter {url}", pages, slow_s))
     return found
 
 

@@ -58,3 +58,10 @@ def test_a_missing_module_names_its_extra(tmp_path: Path, monkeypatch: pytest.Mo
 def test_no_way_at_all_is_said() -> None:
     assert unavailable(replace(XpuConfig(), ways=())) == "no way of reading accelerators is enabled"
     assert finding.ways(replace(XpuConfig(), ways=())) == []
+
+
+def test_a_wrong_url_is_named() -> None:
+    with pytest.raises(ValueError, match="localhost:9400"):
+        ways(XpuConfig(exporters=("localhost:9400",)))
+    with pytest.raises(ValueError, match="expected host:port"):
+        ways(XpuConfig(tpu_addresses=("8431",)))

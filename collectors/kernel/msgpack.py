@@ -5,7 +5,6 @@ from typing import Final
 
 _FLOAT32: Final = struct.Struct(">f")
 _FLOAT64: Final = struct.Struct(">d")
-# First byte of a value of a fixed size → bytes that follow it
 _FIXED: Final = {
     **dict.fromkeys((*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3), 0),
     **dict.fromkeys((0xCC, 0xD0), 1),
@@ -16,8 +15,16 @@ _FIXED: Final = {
     **dict.fromkeys((0xCB, 0xCF, 0xD3), 8),
     0xD7: 9,
     0xD8: 17,
+    **{0xA0 | length: length for length in range(32)},
+    **dict.fromkeys(range(0x80, 0xA0), 0),
 }
-# First byte of bytes, text or an extension → bytes of its length, and bytes beside its content
+"""First byte of a value → bytes that follow it, where the first byte tells that."""
+_SIZES: Final = [_FIXED.get(first, -1) for first in range(256)]
+_ITEMS: Final = [
+    (first & 0xF) * (2 if first < 0x90 else 1) if 0x80 <= first < 0xA0 else 0
+    for first in range(256)
+]
+"""Values inside the array or map of such a first byte."""
 _SIZED: Final = {
     **dict.fromkeys((0xC4, 0xD9), (1, 0)),
     **dict.fromkeys((0xC5, 0xDA), (2, 0)),
@@ -26,6 +33,7 @@ _SIZED: Final = {
     0xC8: (2, 1),
     0xC9: (4, 1),
 }
+"""First byte of bytes, text or an extension → bytes of its length, and bytes beside its content."""
 _TEXT: Final = frozenset((0xD9, 0xDA, 0xDB))
 _INTEGERS: Final = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: -1, 0xD1: -2, 0xD2: -4, 0xD3: -8}
 NIL: Final = 0xC0
@@ -41,23 +49,25 @@ class ShapeError(ValueError):
 
 def skip(data: bytes, at: int, count: int = 1) -> int:
     """Where the next value begins after ``count`` values; never reads a byte twice."""
-    while count:
-        count -= 1
-        first = _byte(data, at)
-        at += 1
-        if first in _FIXED:
-            at += _FIXED[first]
-        elif 0xA0 <= first <= 0xBF:
-            at += first & 0x1F
-        elif first in _SIZED:
-            length_bytes, beside = _SIZED[first]
-            length, at = _length(data, at, length_bytes)
-            at += length + beside
-        else:
-            items, each, at = _container(data, at, first)
-            count += items * each
-        if at > len(data):
-            raise CutError
+    try:
+        while count:
+            first = data[at]
+            size = _SIZES[first]
+            if size >= 0:
+                at += 1 + size
+                count += _ITEMS[first] - 1
+            elif first in _SIZED:
+                length_bytes, beside = _SIZED[first]
+                length, at = _length(data, at + 1, length_bytes)
+                at += length + beside
+                count -= 1
+            else:
+                items, each, at = _container(data, at + 1, first)
+                count += items * each - 1
+    except IndexError:
+        raise CutError from None
+    if at > len(data):
+        raise CutError
     return at
 
 

@@ -178,7 +178,8 @@ class Engine:
         self._counts["frames"] += 1
         believed = 0 <= sent_ns - outputs.at_ns < CLOCK_SLACK_NS
         end_ns = outputs.at_ns if believed else sent_ns
-        if not outputs.outputs and not (outputs.active and descriptor in self._talking):
+        told = bool(outputs.plain or outputs.outputs)
+        if not told and not (outputs.active and descriptor in self._talking):
             return  # statistics alone
         self._talking.add(descriptor)
         part = self._part(end_ns, descriptor, outputs)
@@ -196,26 +197,36 @@ class Engine:
             left=self._aborted,
         )
         self._aborted = 0
-        if not outputs.outputs:
+        if not outputs.plain and not outputs.outputs:
             part.prefill_tokens = -1
+        self._counts["tokens"] += len(outputs.plain)
+        for request in outputs.plain:
+            self._decode(part, request, 1)
         for output in outputs.outputs:
-            before = self._context.get(output.request)
             self._counts["tokens"] += output.tokens
             if output.prompt_tokens is not None and output.computed_tokens is not None:
                 part.joined += 1
                 part.prefill_tokens += output.computed_tokens
-                before = output.prompt_tokens
+                self._remember(output.request, output.prompt_tokens + output.tokens)
                 if end_ns == outputs.at_ns:  # else its clock is not this machine's
                     self._wait(part, end_ns, output.queued_ns, output.scheduled_ns)
             elif output.tokens:
-                part.decode_sequences += 1
-                part.context_tokens = _sum(part.context_tokens, -1 if before is None else before)
+                self._decode(part, output.request, output.tokens)
             if output.finished:
                 part.left += 1
                 self._context.pop(output.request, None)
-            else:
-                self._remember(output.request, None if before is None else before + output.tokens)
         return part
+
+    def _decode(self, part: _Open, request: bytes, tokens: int) -> None:
+        before = self._context.get(request)
+        part.decode_sequences += 1
+        if before is None:
+            part.context_tokens = -1
+            self._remember(request, None)
+        else:
+            if part.context_tokens >= 0:
+                part.context_tokens += before
+            self._context[request] = before + tokens
 
     def _wait(
         self, part: _Open, end_ns: int, queued_ns: int | None, scheduled_ns: int | None

@@ -87,6 +87,30 @@ def test_a_step_is_read_as_counts_and_times() -> None:
     assert new.queued_ns == pytest.approx(NOW_NS - 32_000_000, abs=2)
 
 
+@pytest.mark.parametrize(
+    "request_id", ["a", "cmpl-" + "7" * 26, "cmpl-" + "7" * 27, "x" * 200, "é"]
+)
+def test_outputs_of_one_token_are_read_alike_whatever_their_request(request_id: str) -> None:
+    sent = FakeEngine(NOW_NS).step({request_id: 1, "two": 2})
+
+    outputs = decode_outputs(body(sent), V0_32)
+
+    told = dict.fromkeys(outputs.plain, 1)
+    told |= {output.request: output.tokens for output in outputs.outputs}
+    assert told == {request_id.encode(): 1, b"two": 2}
+    assert len(outputs.plain) == request_id.isascii()
+
+
+@pytest.mark.parametrize("token", [b"\x07", b"\xcc\x91", b"\xcd\x0a\xce", b"\xce\x00\x01\x0a\x0a"])
+def test_token_ids_of_any_width_are_counted(token: bytes) -> None:
+    output = array([text("r"), array([token]), *[b"\xc0"] * 11, integer(0), *[b"\xc0"] * 4])
+    message = array(
+        [integer(0), array([output, output]), b"\xc0", b"\xcb" + bytes(8), *[b"\xc0"] * 5]
+    )
+
+    assert decode_outputs(message, V0_32).plain == (b"r", b"r")
+
+
 def test_the_recorded_engine_is_read_whole() -> None:
     counts: Counter[str] = Counter()
     streams: dict[int, Messages] = {}
@@ -96,6 +120,7 @@ def test_the_recorded_engine_is_read_whole() -> None:
             stream = streams.setdefault(descriptor, Messages(counts))
             for message in stream.add(data, length):
                 outputs = decode_outputs(message, V0_32)
+                tokens += len(outputs.plain)
                 tokens += sum(output.tokens for output in outputs.outputs)
                 frames += 1
 

@@ -113,7 +113,12 @@ class Http2:
 
     def _feed_server(self, at_ns: int, data: bytes) -> None:
         self._now_ns = at_ns
-        for frame in self._answers.frames.feed(at_ns, data):
+        frames, headers = self._answers.frames, self._answers.headers
+        usual = self._streams.get(frames.only_data(data))
+        if usual is not None and usual.body is not None and not headers.incomplete:
+            self._read(usual, usual.body, data[h2.HEAD_BYTES :])
+            return
+        for frame in frames.feed(at_ns, data):
             if frame.kind == h2.DATA:
                 self._answer_body(frame)
             elif frame.kind == h2.GOAWAY:
@@ -238,11 +243,14 @@ class Http2:
         if frame.payload:
             if stream.body is None:
                 stream.body = self._guess(stream, frame.payload)
-            stream.body.feed(self._now_ns, frame.payload)
-            if stream.exchange.first_token_ns is not None:
-                stream.exchange.reveal()
+            self._read(stream, stream.body, frame.payload)
         if frame.flags & h2.END_STREAM:
             self._complete(frame.stream)
+
+    def _read(self, stream: _Stream, body: AnswerBody, data: bytes) -> None:
+        body.feed(self._now_ns, data)
+        if stream.exchange.first_token_ns is not None:
+            stream.exchange.reveal()
 
     def _complete(self, number: int) -> None:
         stream = self._streams.pop(number)

@@ -1,6 +1,7 @@
 """HTTP/2 on the wire (RFC 9113, 7541): frames of one direction, and the header blocks in them."""
 
 import logging
+import struct
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -45,6 +46,8 @@ _LENGTHS: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 _OF_CONNECTION: Final = frozenset((SETTINGS, PING, GOAWAY))
 _OF_STREAM: Final = frozenset((DATA, HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE, CONTINUATION))
 _OF_HEADERS: Final = frozenset((HEADERS, PUSH_PROMISE, CONTINUATION))
+_LENGTH_AND_STREAM: Final = struct.Struct("!IxI").unpack_from
+"""Of a head whose kind, the byte behind the length, is 0 as well."""
 _FLAGS: Final = {
     DATA: END_STREAM | PADDED,
     HEADERS: END_STREAM | END_HEADERS | PADDED | WITH_PRIORITY,
@@ -162,6 +165,16 @@ class FrameReader:
                 if not self._left:
                     yield self._frame(self._kept)
                     self._kept = b""
+
+    def only_data(self, data: bytes) -> int:
+        """Number of the stream, if what comes next is one whole frame of data, without flags; else
+        0. That is what most segments of a server that streams are.
+        """
+        idle = not (self._left or self._head)
+        if not idle or data[3:5] != b"\0\0" or len(data) <= HEAD_BYTES:
+            return 0
+        length, stream = _LENGTH_AND_STREAM(data)
+        return stream & 0x7FFFFFFF if length >> 8 == len(data) - HEAD_BYTES else 0
 
     @property
     def stream(self) -> int:

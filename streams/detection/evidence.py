@@ -240,7 +240,7 @@ SIGNALS = (
     Signal(
         name="hardware.errors",
         family="hardware",
-        cause="the accelerator reports errors",
+        cause="the accelerator reports errors, or is lost",
         floor=0.1,
         weight=2.0,
         decisive=True,
@@ -511,9 +511,10 @@ def _wire_values(observation: Observation) -> dict[str, float]:
 
 
 def _xpu_values(samples: tuple[XpuSample, ...]) -> dict[str, float]:
-    good = [sample for sample in samples if sample.error is None]
-    if not good:
+    if not samples:
         return {}
+    good = [sample for sample in samples if sample.error is None]
+    unreadable = {sample.device for sample in samples if sample.error is not None}
     named: dict[str, float] = {}
     deficits = [
         1 - sample.core_clock_mhz / sample.core_clock_max_mhz
@@ -528,7 +529,8 @@ def _xpu_values(samples: tuple[XpuSample, ...]) -> dict[str, float]:
             max(len(set(names) - IDLE_REASONS) for names in reasons)
         )
     named["hardware.errors"] = float(
-        sum((sample.ecc_uncorrected or 0) + (sample.xid is not None) for sample in good)
+        len(unreadable)
+        + sum((sample.ecc_uncorrected or 0) + (sample.xid is not None) for sample in samples)
     )
     return named
 

@@ -213,9 +213,12 @@ def test_an_accelerator_that_slows_or_errs_is_hardware() -> None:
     hot = xpu(core_clock_mhz=900.0, throttle_reasons=("hw_thermal",), xid=79)
     found = surprises(observation(xpu=(xpu(),)), observation(xpu=(hot,)))
     assert min(v for name, v in found.items() if name.startswith("hardware.")) > 3
-    broken = xpu(error="no answer", core_clock_mhz=100.0)
-    nothing = surprises(observation(xpu=(xpu(),)), observation(xpu=(broken,)))
-    assert nothing["hardware.clock_deficit"] == 0.0
+    lost = xpu(error="lost from the bus", core_clock_mhz=100.0)
+    found = surprises(observation(xpu=(xpu(),)), observation(xpu=(lost,)))
+    assert found["hardware.errors"] > 3
+    assert found["hardware.clock_deficit"] == 0.0
+    found = surprises(observation(xpu=(lost,)), observation(xpu=(lost,)))
+    assert found["hardware.errors"] == 0.0, "one that never could be read is no news"
 
 
 def test_what_was_never_seen_before_is_not_yet_a_surprise() -> None:

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -250,6 +250,32 @@ def doctor(as_json: Json = False) -> None:
             table.add_row("", "", Text.assemble(("without it: ", "dim"), f.lost))
             table.add_row("", "", Text.assemble(("what to do: ", "dim"), f.advice))
     console.print(table)
+
+
+@app.command()
+def stacks(
+    context: typer.Context,
+    engine: Annotated[
+        str | None, typer.Option(help="URL of a server on this machine, all its processes.")
+    ] = None,
+    pid: Annotated[int | None, typer.Option(help="One process instead.")] = None,
+    duration: Annotated[int, typer.Option(min=1, max=60, help="Seconds.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Sample the call stacks of a Python server and fold them into stages (needs py-spy).
+
+    Without stopping the server; as its own user, as root or with CAP_SYS_PTRACE.
+    """
+    from latencyprism.stacks import profiles, render
+
+    settings: Settings = context.obj
+    config = replace(settings.collectors.stacks, duration_s=duration)
+    with console.status(f"taking stacks for {duration} s"):
+        taken = profiles(engine=engine, pid=pid, config=config)
+    if as_json:
+        typer.echo(json.dumps([asdict(profile) for profile in taken]))
+    else:
+        console.print(render(taken))
 
 
 @app.command()

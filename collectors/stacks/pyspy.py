@@ -78,7 +78,8 @@ def sample(pid: int, config: StacksConfig, stop: threading.Event | None = None) 
         said, error = _run(command, config.duration_s + START_S, stop)
         took_s = time.monotonic() - began
         try:
-            text = out.open(errors="replace").read(MAX_BYTES)
+            with out.open(errors="replace") as file:
+                text = file.read(MAX_BYTES)
         except OSError:
             return Sampled(profile=None, failed=0, duration_s=took_s, error=error or _reason(said))
     profile = fold(text)

@@ -103,6 +103,12 @@ def _gateway_source(config: CollectorConfig) -> Sequence[Source]:
     return [GatewaySource(config.engines, config.gateway)]
 
 
+def _otlp_source(config: CollectorConfig) -> Sequence[Source]:
+    from latencyprism.collectors.otlp.source import OtlpSource
+
+    return [OtlpSource(config.engines, config.otlp)]
+
+
 def _kernel_source(config: CollectorConfig) -> Sequence[Source]:
     from latencyprism.collectors.kernel import source
 
@@ -118,6 +124,7 @@ BUILDERS: dict[SourceName, Builder] = {
     "network": _network_source,
     "xpu": _xpu_source,
     "gateway": _gateway_source,
+    "otlp": _otlp_source,
     "kernel": _kernel_source,
 }
 """How each kind is made; the agent adds ``stacks``, which needs Kafka."""

@@ -12,6 +12,7 @@ from latencyprism.collectors.gateway.config import GatewayConfig
 from latencyprism.collectors.host.config import HostConfig
 from latencyprism.collectors.kernel.config import KernelConfig
 from latencyprism.collectors.network.config import NetworkConfig
+from latencyprism.collectors.otlp.config import OtlpConfig
 from latencyprism.collectors.stacks.config import StacksConfig
 from latencyprism.collectors.xpu.config import XpuConfig
 
@@ -89,6 +90,7 @@ class CollectorConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     xpu: XpuConfig = field(default_factory=XpuConfig)
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
+    otlp: OtlpConfig = field(default_factory=OtlpConfig)
     kernel: KernelConfig = field(default_factory=KernelConfig)
     stacks: StacksConfig = field(default_factory=StacksConfig)
     publish: PublishConfig = field(default_factory=PublishConfig)

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +36,10 @@ CAPABILITIES = {
 """Bits of the capability sets, from linux/capability.h."""
 GOOD_CLOCK_US = 10_000.0
 """Clock error up to which times of several hosts can be put in one order."""
+
+GATEWAYS = frozenset({"nginx", "haproxy", "envoy"})
+"""Names of the programs whose logs are understood."""
+OTLP_PORTS = (4317, 4318)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +78,8 @@ def examine(proc: str = "/proc", sys: str = "/sys", dev: str = "/dev") -> list[F
         _intel,
         _gaudi,
         _tpu,
+        _gateways,
+        _spans,
         _clock,
     )
     return [*(probe(machine) for probe in probes), *_kernel_probes(machine)]
@@ -342,6 +349,45 @@ def _accelerators(
         "far as they are not told",
         advice=f"none needed without such a device; else {advice}",
     )
+
+
+def _gateways(machine: _Machine) -> Finding:
+    names: set[str | None] = set()
+    with suppress(OSError):
+        names = {machine.text(path) for path in machine.proc.glob("[0-9]*/comm")}
+    running = sorted(GATEWAYS.intersection(names))
+    return _finding(
+        "gateways",
+        "yes" if running else "no",
+        f"{', '.join(running) or 'none'} running",
+        lost="requests as a gateway logs them, with the wait in its own queue",
+        advice="none needed without a gateway on this host; else let it log as the gateway "
+        "source's README shows",
+    )
+
+
+def _spans(_: _Machine) -> Finding:
+    libraries = [name for name in ("grpc", "uvicorn") if find_spec(name) is not None]
+    taken = [port for port in OTLP_PORTS if not _bindable(port)]
+    state: Answer = "yes" if len(libraries) == 2 and not taken else "partly" if libraries else "no"
+    return _finding(
+        "spans",
+        state,
+        f"libraries {', '.join(libraries) or 'missing'}, ports of OTLP "
+        f"{'in use: ' + ', '.join(map(str, taken)) if taken else 'free'}",
+        lost="queue, prefill and decode times as the engine itself tells them",
+        advice="install latencyprism[otlp]; where another receiver has the ports, set "
+        "collectors.otlp.grpc and collectors.otlp.http and have it forward",
+    )
+
+
+def _bindable(port: int) -> bool:
+    """Whether a source could listen on a port of the loopback."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def _clock(machine: _Machine) -> Finding:

@@ -26,7 +26,7 @@ class Upstreams:
         self._servers = servers
         self._all = all_upstreams
         self._names = {instance_of(url) for url in engines}
-        self._targets = Targets([Watch.of(url) for url in engines]) if engines else None
+        self._targets = Targets([Watch.of(url) for url in engines])
         self._known: dict[str, str | None] = {}
 
     @property
@@ -57,5 +57,4 @@ class Upstreams:
             address = ipaddress.ip_address(host).packed
         except ValueError:
             return upstream if self._all else None
-        found = self._targets.find(address, port) if self._targets is not None else None
-        return found or (upstream if self._all else None)
+        return self._targets.find(address, port) or (upstream if self._all else None)

@@ -1,3 +1,4 @@
+import socket
 from pathlib import Path
 from sys import modules
 
@@ -25,6 +26,7 @@ def root(tmp_path: Path) -> Path:
     for kind in ("cpu", "memory", "io"):
         write(proc / "pressure" / kind, "some total=1")
     (proc / "7/fd").mkdir(parents=True)
+    write(proc / "7/comm", "haproxy")
     write(sys / "fs/cgroup/cgroup.controllers", "cpu memory")
     write(sys / "kernel/btf/vmlinux", "types")
     write(sys / "bus/event_source/devices/uprobe/type", "9")
@@ -67,6 +69,8 @@ NAMES = {
     "Intel GPUs",
     "Gaudi accelerators",
     "Google TPUs",
+    "gateways",
+    "spans",
     "clock",
     "kernel probes: run_queue",
     "kernel probes: sockets",
@@ -75,7 +79,7 @@ NAMES = {
     "kernel probes: gpu",
 }
 ABSENT = {"Intel GPUs", "Gaudi accelerators", "Google TPUs"}
-FROM_FILES = NAMES - {"packet capture", "NVIDIA GPUs", "clock"} - ABSENT
+FROM_FILES = NAMES - {"packet capture", "spans", "NVIDIA GPUs", "clock"} - ABSENT
 
 
 def test_open_host_permits_everything(root: Path) -> None:
@@ -231,3 +235,13 @@ def test_this_host_is_examined() -> None:
 
     assert {finding.name for finding in findings} == NAMES
     assert all(finding.seen for finding in findings)
+
+
+def test_a_receiver_that_has_the_ports_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        monkeypatch.setattr(doctor, "OTLP_PORTS", (taken,))
+        finding = found(root)["spans"]
+
+    assert (finding.state, str(taken) in finding.seen) == ("partly", True)
+    assert "collectors.otlp.grpc" in finding.advice

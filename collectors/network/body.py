@@ -16,16 +16,28 @@ TokenField = Literal["prompt_tokens", "completion_tokens", "cached_tokens"]
 
 _COUNTS: Final[dict[bytes, TokenField]] = {
     b"prompt_tokens": "prompt_tokens",  # OpenAI, SGLang
+    b"input_tokens": "prompt_tokens",  # OpenAI Responses; of Anthropic the part not cached
     b"tokens_evaluated": "prompt_tokens",  # llama.cpp
     b"input_length": "prompt_tokens",  # TGI
+    b"prompt_eval_count": "prompt_tokens",  # Ollama
     b"completion_tokens": "completion_tokens",
+    b"output_tokens": "completion_tokens",
     b"tokens_predicted": "completion_tokens",
     b"generated_tokens": "completion_tokens",
+    b"eval_count": "completion_tokens",
     b"cached_tokens": "cached_tokens",
     b"cache_n": "cached_tokens",
+    b"cache_read_input_tokens": "cached_tokens",  # Anthropic
 }
+_BESIDE: Final = (b"cache_read_input_tokens", b"cache_creation_input_tokens")
+"""Parts of the prompt that Anthropic's ``input_tokens`` leaves out."""
+_NUMBER: Final = rb"\s{0,8}:\s{0,8}(\d{1,15})(?=[^\d.eE])"
 _COUNT = re.compile(
-    rb'(?<!\\)"(' + b"|".join(_COUNTS) + rb')"\s{0,8}:\s{0,8}(\d{1,15})(?=[^\d.eE])', re.ASCII
+    rb'(?<!\\)"(' + b"|".join((*_COUNTS, *_BESIDE[1:])) + rb')"' + _NUMBER, re.ASCII
+)
+_MAX_TOKENS = re.compile(
+    rb'(?<!\\)"(?:max_(?:completion_|output_|new_)?tokens|n_predict|num_predict)"' + _NUMBER,
+    re.ASCII,
 )
 _MODEL = re.compile(rb'(?<!\\)"model"\s{0,8}:\s{0,8}"((?:[^"\\]|\\.){1,%d})"' % MAX_NAME, re.DOTALL)
 _TOKEN_LIST = re.compile(
@@ -37,7 +49,11 @@ _LONGEST = 2 * MAX_NAME + 64
 
 def token_counts(text: bytes) -> dict[TokenField, int]:
     """Token counts that complete JSON text names, by the names of all known engines."""
-    return {_COUNTS[name]: int(number) for name, number in _COUNT.findall(text)}
+    found = {name: int(number) for name, number in _COUNT.findall(text)}
+    counts = {_COUNTS[name]: number for name, number in found.items() if name in _COUNTS}
+    if b"input_tokens" in found:
+        counts["prompt_tokens"] += sum(found.get(name, 0) for name in _BESIDE)
+    return counts
 
 
 def model_name(text: bytes) -> str | None:
@@ -52,15 +68,18 @@ def model_name(text: bytes) -> str | None:
 
 
 class RequestScan:
-    """Reads the model, and the length of a prompt of token ids, out of a request body in pieces.
+    """Reads the model, the most tokens asked for, and the length of a prompt of token ids out of a
+    request body in pieces.
 
     Gives the same for any cut of the body; keeps no more than :data:`_LONGEST` bytes of it.
     """
 
-    __slots__ = ("_carry", "_counting", "model", "prompt_tokens")
+    __slots__ = ("_carry", "_counting", "max_tokens", "model", "prompt_tokens")
 
     def __init__(self) -> None:
         self.model: str | None = None
+        self.max_tokens: int | None = None
+        """First limit named; None without one, and for a negative one, which means no limit."""
         self.prompt_tokens: int | None = None
         """Token ids of the prompt; None for a prompt of text, and until its list has ended."""
         self._carry = b""
@@ -71,6 +90,8 @@ class RequestScan:
         text = self._carry + data
         if self.model is None:
             self.model = model_name(text)
+        if self.max_tokens is None and (limit := _MAX_TOKENS.search(text)):
+            self.max_tokens = int(limit[1])
         if self._counting is not None:
             self._count(data)
         elif self.prompt_tokens is None and (found := _TOKEN_LIST.search(text)):

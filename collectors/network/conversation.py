@@ -11,8 +11,8 @@ Ending = Literal["client", "server", "reset", "lost"]
 """Who ended a connection: a FIN of either side, a reset, or nobody: track of it was lost."""
 
 Feed: TypeAlias = Callable[[int, bytes], None]
-"""Takes the time of a segment (ns since the epoch) and the next bytes of one side; raises
-:class:`RefusedError`."""
+"""Takes the time of a segment (ns since the epoch; it does not go back within a side) and the next
+bytes of one side; raises :class:`RefusedError`."""
 
 
 class RefusedError(ValueError):

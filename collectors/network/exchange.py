@@ -4,12 +4,18 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from operator import attrgetter, sub
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from latencyprism.collectors.network.body import TokenField
+from latencyprism.collectors.network.drafts import maker
 from latencyprism.schemas.records import RequestState, RequestTiming
 
 SOURCE: Final = "network"
+
+if TYPE_CHECKING:
+    _timing = RequestTiming
+else:
+    _timing = maker(RequestTiming)
 
 
 def request_id(key: bytes, arrival_ns: int, nth: int) -> str:
@@ -46,6 +52,8 @@ class Exchange:
         "first_token_ns",
         "held",
         "instance",
+        "max_tokens",
+        "method",
         "model",
         "observed_ns",
         "prompt_tokens",
@@ -65,6 +73,7 @@ class Exchange:
         *,
         request_id: str,
         instance: str,
+        method: str | None,
         endpoint: str,
         arrival_ns: int,
         trace_id: str | None,
@@ -72,12 +81,14 @@ class Exchange:
     ) -> None:
         self.request_id = request_id
         self.instance = instance
+        self.method = method
         self.endpoint = endpoint
         self.arrival_ns = arrival_ns
         self.trace_id = trace_id
         self.state: RequestState = "open"
         self.observed_ns = arrival_ns
         self.model: str | None = None
+        self.max_tokens: int | None = None
         self.streaming: bool | None = None
         self.status: int | None = None
         self.request_end_ns: int | None = None
@@ -125,6 +136,14 @@ class Exchange:
         if not self._news:
             self._touch(at_ns)
 
+    def more_content(self, at_ns: int, size: int) -> None:
+        """A content event came that was not the first, with so many bytes of the answer."""
+        self.response_bytes += size
+        self._chunks.append(at_ns)
+        self.observed_ns = at_ns
+        if not self._news:
+            self._touch(at_ns)
+
     def reveal(self) -> None:
         """Report it from now on, with all that came before, if it was held."""
         if self.held:
@@ -138,20 +157,24 @@ class Exchange:
         self.cached_tokens = counts.get("cached_tokens", self.cached_tokens)
         self.completion_tokens = counts.get("completion_tokens", self.completion_tokens)
 
+    def estimate(self, *fields: str) -> None:
+        """Mark fields as estimates from now on."""
+        self.estimated += tuple(name for name in fields if name not in self.estimated)
+
     def close(self, state: RequestState, at_ns: int, *, estimated: tuple[str, ...] = ()) -> None:
         """It is over; later news are ignored. ``estimated`` names further fields that are
         guesses.
         """
         self.state = state
         self.end_ns = at_ns
-        self.estimated = tuple(dict.fromkeys((*self.estimated, *estimated)))
+        self.estimate(*estimated)
         self._touch(at_ns)
 
     def part(self) -> RequestTiming:
         """Everything known, and the content events since the last part."""
         chunks = self._chunks
         times_us = [at_ns // 1000 for at_ns in chunks]
-        timing = RequestTiming(
+        timing = _timing(
             request_id=self.request_id,
             part=self._part,
             state=self.state,
@@ -177,6 +200,8 @@ class Exchange:
             completion_tokens=self.completion_tokens,
             trace_id=self.trace_id,
             estimated=self.estimated,
+            method=self.method,
+            max_tokens=self.max_tokens,
         )
         self._part += 1
         self._chunks_before += len(chunks)
@@ -201,15 +226,19 @@ class Timed(Protocol):
 class Ledger:
     """The exchanges of all connections: how many are open, and which have news.
 
-    At most ``max_exchanges`` are open at once. ``counts`` says how often what was refused or seen,
-    by kind.
+    At most ``max_exchanges`` are open at once. ``every_path`` asks for those of all paths, not only
+    of the endpoints that answer with tokens. ``counts`` says how often what was refused or seen, by
+    kind.
     """
 
-    def __init__(self, max_exchanges: int) -> None:
+    def __init__(self, max_exchanges: int, *, every_path: bool = False) -> None:
+        self.every_path = every_path
         self.changed: list[Exchange] = []
         self.counts: Counter[str] = Counter()
         self.timed: dict[Timed, None] = {}
         """Who is told the time before each flush, in the order in which they asked for it."""
+        self.marked_ends: set[str] = set()
+        """Instances whose streams inside TLS were seen to say when they are over."""
         self._max_exchanges = max_exchanges
         self._open = 0
 
@@ -223,6 +252,7 @@ class Ledger:
         key: bytes,
         nth: int,
         instance: str,
+        method: str | None,
         endpoint: str,
         arrival_ns: int,
         trace_id: str | None,
@@ -243,6 +273,7 @@ class Ledger:
             self,
             request_id=request_id(key, arrival_ns, nth),
             instance=instance,
+            method=method,
             endpoint=endpoint,
             arrival_ns=arrival_ns,
             trace_id=trace_id,

@@ -1,6 +1,7 @@
 """From packets to reports of exchanges: every connection with a watched server, bounded."""
 
 from collections import Counter, OrderedDict
+from typing import Final, Protocol
 
 from latencyprism.collectors.network.config import NetworkConfig
 from latencyprism.collectors.network.conversation import (
@@ -17,14 +18,24 @@ from latencyprism.collectors.network.frames import (
     RST,
     SYN,
     Buffer,
+    Segment,
     ends,
+    refusal,
     reverse,
     segment,
 )
 from latencyprism.collectors.network.protocols import HEAD_BYTES, open_conversation
-from latencyprism.collectors.network.targets import Targets
 from latencyprism.collectors.network.tcp import MODULUS, Direction
 from latencyprism.schemas.records import RequestTiming
+
+_SIGNAL: Final = SYN | FIN | RST
+
+
+class Servers(Protocol):
+    """Tells which connections are with a server that is watched."""
+
+    def find(self, address: bytes, port: int) -> str | None:
+        """Instance at a packed address; None when nobody watches it."""
 
 
 class _Side(Direction):
@@ -45,19 +56,27 @@ class _Side(Direction):
 class _Connection:
     """A connection and what is made of it; ``conversation`` is None until its first bytes."""
 
-    __slots__ = ("client", "conversation", "gap_since_ns", "link", "now_ns", "server")
+    __slots__ = (
+        "client",
+        "conversation",
+        "gap_since_ns",
+        "key",
+        "link",
+        "now_ns",
+        "server",
+        "turn_ns",
+    )
 
     def __init__(self, link: Link) -> None:
         self.link = link
+        self.key = link.key
         self.conversation: Conversation | None = None
         self.client = _Side(self, from_client=True)
         self.server = _Side(self, from_client=False)
         self.now_ns = 0
+        self.turn_ns = 0
+        """Its ``now_ns`` when it was last looked at whether it is silent."""
         self.gap_since_ns = 0
-
-    @property
-    def key(self) -> bytes:
-        return self.link.key
 
     def open(self, head: bytes, *, from_client: bool, whole: bool) -> bool:
         """Begin the conversation that a segment starts, if it starts one."""
@@ -88,10 +107,13 @@ class Tap:
     ``config``. Time is that of the packets.
     """
 
-    def __init__(self, targets: Targets, config: NetworkConfig) -> None:
+    def __init__(
+        self, targets: Servers, config: NetworkConfig, *, every_path: bool = False
+    ) -> None:
+        """``every_path`` reports all exchanges, not only those that are answered with tokens."""
         self._targets = targets
         self._config = config
-        self._ledger = Ledger(config.max_exchanges)
+        self._ledger = Ledger(config.max_exchanges, every_path=every_path)
         self._sides: dict[bytes, _Side] = {}
         self._connections: OrderedDict[bytes, _Connection] = OrderedDict()
         self._gaps: OrderedDict[bytes, _Connection] = OrderedDict()
@@ -110,22 +132,36 @@ class Tap:
         """Take the IP packet ``buffer[at:end]``, captured at ``at_ns``."""
         found = segment(buffer, at, end)
         if found is None:
-            self.counts["other packets"] += 1
+            self.counts[refusal(buffer, at, end)] += 1
             return
         key, sequence, flags, start, stop = found
-        signal = flags & (SYN | FIN | RST)
+        side = self._sides.get(key)
+        if side is None or side.next != sequence or flags & _SIGNAL or side.held or not side.feed:
+            self._unusual(at_ns, found, buffer)
+        elif start < stop:
+            side.next = (sequence + stop - start) % MODULUS
+            connection = side.connection
+            if at_ns > connection.now_ns:
+                connection.now_ns = at_ns
+            try:
+                side.feed(connection.now_ns, buffer[start:stop])
+            except RefusedError as e:
+                self._lose(connection, str(e))
+
+    def _unusual(self, at_ns: int, found: Segment, buffer: Buffer) -> None:
+        """Take any segment; :meth:`packet` spares the next one of an open connection the way."""
+        key, sequence, flags, start, stop = found
+        signal = flags & _SIGNAL
         if start == stop and not signal:
             return  # an acknowledgement, which only recorded packets hold
         side = self._sides.get(key)
         if side is None or flags & SYN:
-            side = self._open(
-                side, key, sequence, flags, buffer[start : min(stop, start + HEAD_BYTES)]
-            )
+            head = buffer[start : min(stop, start + HEAD_BYTES)]
+            side = self._open(side, key, sequence, flags, head)
             if side is None:
                 return
         connection = side.connection
-        if at_ns > connection.now_ns:
-            connection.now_ns = at_ns
+        connection.now_ns = max(connection.now_ns, at_ns)
         if flags & SYN:
             sequence = (sequence + 1) % MODULUS
         if start < stop:
@@ -144,7 +180,7 @@ class Tap:
             connection = next(iter(self._gaps.values()))
             if connection.gap_since_ns > oldest:
                 break
-            self._lose(connection, "missing segments")
+            self._bridge(connection)
         if self._doubted_ns and now_ns - self._doubted_ns > self._config.max_silence_s * 1e9:
             for connection in self._connections.values():
                 conversation = connection.conversation
@@ -186,7 +222,7 @@ class Tap:
         if connection is None:
             return None
         if len(self._connections) >= self._config.max_connections:
-            self._close(next(iter(self._connections.values())), "lost")
+            self._close(self._silent(), "lost")
             self.counts["connection limit"] += 1
         self._connections[connection.key] = connection
         self._sides[connection.key] = connection.client
@@ -194,6 +230,15 @@ class Tap:
         opener = self._sides[key]
         opener.start(after if flags & SYN else sequence)
         return opener
+
+    def _silent(self) -> _Connection:
+        """A connection that was silent since it was last its turn (the clock algorithm)."""
+        while True:
+            connection = next(iter(self._connections.values()))
+            if connection.now_ns == connection.turn_ns:
+                return connection
+            connection.turn_ns = connection.now_ns
+            self._connections.move_to_end(connection.key)
 
     def _connect(self, key: bytes, head: bytes, *, syn: bool) -> _Connection | None:
         """A connection with a watched server that is opened, or can be joined, by a packet."""
@@ -224,14 +269,13 @@ class Tap:
 
     def _data(self, side: _Side, sequence: int, data: bytes) -> None:
         connection = side.connection
-        self._connections.move_to_end(connection.key)
         held = side.held
         try:
             if side.next is None:
                 if not self._joins(side, data):
                     return
                 side.start(sequence)
-            for piece in side.push(sequence, data):
+            for piece in side.push(connection.now_ns, sequence, data):
                 if side.feed is None:
                     connection.open(piece, from_client=side.from_client, whole=True)
                 assert side.feed is not None
@@ -260,13 +304,48 @@ class Tap:
             connection.gap_since_ns = connection.now_ns
             self._gaps[connection.key] = connection
         if max(direction.held for direction in directions) > self._config.max_held_bytes:
-            self._lose(connection, "missing segments")
+            self._bridge(connection)
         elif len(self._gaps) > self._config.max_gaps:
-            self._lose(next(iter(self._gaps.values())), "missing segments")
+            self._bridge(next(iter(self._gaps.values())))
 
-    def _lose(self, connection: _Connection, reason: str) -> None:
+    def _bridge(self, connection: _Connection) -> None:
+        """Wait no longer for missing segments: they passed unseen, and what came behind them was
+        heard by the other side when it came. Go on there if the conversation can; else give up.
+        """
+        self.counts["missing segments"] += 1
+        del self._gaps[connection.key]
+        for side in (connection.client, connection.server):
+            if side.incomplete and not self._leap(side):
+                self._lose(connection)
+                return
+        for side in (connection.client, connection.server):
+            if side.ended:
+                self._finished(side)
+                return
+        self._watch_gap(connection)
+
+    def _leap(self, side: _Side) -> bool:
+        """Go on behind the first hole of a side; False when the conversation ends with it."""
+        connection, missing = side.connection, side.missing
+        pieces = side.leap()
+        at_ns = pieces[0][0] if pieces else connection.now_ns
+        conversation = connection.conversation
+        if conversation is None or side.feed is None:
+            return False
+        if not conversation.skip(at_ns, missing, from_client=side.from_client):
+            return False
+        try:
+            for at_ns, piece in pieces:
+                side.feed(at_ns, piece)
+        except RefusedError as e:
+            self.counts[str(e)] += 1
+            return False
+        return True
+
+    def _lose(self, connection: _Connection, reason: str | None = None) -> None:
         """Give up what is open on a connection, and pick it up at its next message."""
-        self.counts[reason] += 1
+        if reason is not None:
+            self.counts[reason] += 1
         connection.close("lost")
         self._gaps.pop(connection.key, None)
 

@@ -2,6 +2,7 @@
 
 import heapq
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 MODULUS: Final = 1 << 32
@@ -33,7 +34,8 @@ class Direction:
         self._end: int | None = None
         self._anchor = 0
         """What was next when segments began to wait; they are ordered by their distance to it."""
-        self._waiting: list[tuple[int, bytes]] = []
+        self._waiting: list[tuple[int, int, bytes]] = []
+        """Distance to the anchor, time of capture (ns) and payload; a heap."""
 
     @property
     def ended(self) -> bool:
@@ -61,28 +63,49 @@ class Direction:
         if self.next is not None:
             self._end = sequence
 
-    def push(self, sequence: int, data: bytes) -> Sequence[bytes]:
+    @property
+    def missing(self) -> int:
+        """Bytes that what came behind them waits for."""
+        assert self.next is not None
+        if self._waiting:
+            return distance(self.next, self._anchor + self._waiting[0][0])
+        return 0 if self._end is None else distance(self.next, self._end)
+
+    def push(self, at_ns: int, sequence: int, data: bytes) -> Sequence[bytes]:
         """What can be given out now that ``data`` has come, in order: nothing when it is early or
         repeats.
         """
         if sequence == self.next and not self._waiting:
             self.next = (sequence + len(data)) % MODULUS
             return (data,)
-        return () if self.next is None else self._reorder(self.next, sequence, data)
-
-    def _reorder(self, expected: int, sequence: int, data: bytes) -> Sequence[bytes]:
+        if self.next is None:
+            return ()
         if not self._waiting:
-            self._anchor = expected
-        position = distance(self._anchor, expected)
-        heapq.heappush(self._waiting, (distance(self._anchor, sequence), data))
+            self._anchor = self.next
+        heapq.heappush(self._waiting, (distance(self._anchor, sequence), at_ns, data))
         self.held += len(data) + _OVERHEAD
+        return [piece for _, piece in self._ready()]
+
+    def leap(self) -> Sequence[tuple[int, bytes]]:
+        """Go on behind the missing bytes: what waited there up to the next hole, and when each
+        piece of it came.
+        """
+        assert self.next is not None
+        self.next = (self.next + self.missing) % MODULUS
+        ready = self._ready()
+        times = accumulate((at_ns for at_ns, _ in ready), max)
+        return [(at_ns, piece) for at_ns, (_, piece) in zip(times, ready, strict=True)]
+
+    def _ready(self) -> list[tuple[int, bytes]]:
+        assert self.next is not None
+        position = distance(self._anchor, self.next)
         ready = []
         while self._waiting and self._waiting[0][0] <= position:
-            at, piece = heapq.heappop(self._waiting)
+            at, at_ns, piece = heapq.heappop(self._waiting)
             self.held -= len(piece) + _OVERHEAD
             fresh = piece[position - at :]
             if fresh:
-                ready.append(fresh)
+                ready.append((at_ns, fresh))
                 position += len(fresh)
         self.next = (self._anchor + position) % MODULUS
         return ready

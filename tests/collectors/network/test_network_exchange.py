@@ -8,7 +8,13 @@ KEY = bytes(12)
 
 def opened(ledger: Ledger, *, arrival_ns: int = 1000) -> Exchange:
     exchange = ledger.open(
-        key=KEY, nth=0, instance="i:1", endpoint="/generate", arrival_ns=arrival_ns, trace_id=None
+        key=KEY,
+        nth=0,
+        instance="i:1",
+        method=None,
+        endpoint="/generate",
+        arrival_ns=arrival_ns,
+        trace_id=None,
     )
     assert exchange is not None
     return exchange
@@ -59,7 +65,8 @@ def test_deltas_do_not_drift(gaps_ns: list[int]) -> None:
 def test_the_bound_counts_open_ones_only() -> None:
     ledger = Ledger(1)
     exchange = opened(ledger)
-    again = {"key": KEY, "nth": 0, "instance": "i:1", "endpoint": "/", "trace_id": None}
+    again = {"key": KEY, "nth": 0, "instance": "i:1", "method": None, "endpoint": "/"}
+    again["trace_id"] = None
 
     assert ledger.open(arrival_ns=2, **again) is None  # type: ignore[arg-type]
     exchange.close("complete", 2000)
@@ -74,7 +81,14 @@ def test_what_is_held_is_told_when_it_is_revealed() -> None:
     ledger = Ledger(2)
     held = [
         ledger.open(
-            key=KEY, nth=n, instance="i", endpoint="/", arrival_ns=n, trace_id=None, held=True
+            key=KEY,
+            nth=n,
+            instance="i",
+            method=None,
+            endpoint="/",
+            arrival_ns=n,
+            trace_id=None,
+            held=True,
         )
         for n in range(2)
     ]

@@ -1,8 +1,7 @@
-import struct
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-import pytest
+from network_captures import pcap, saved
 from network_wire import (
     MS,
     START_NS,
@@ -15,26 +14,16 @@ from network_wire import (
     request,
 )
 
-from latencyprism.collectors.network import frames
 from latencyprism.collectors.network.config import NetworkConfig
-from latencyprism.collectors.network.pcap import read, replay
+from latencyprism.collectors.network.pcap import AnyServer, replay
 
 RECORDED = Path(__file__).with_name("data") / "vllm_stream.pcap"
 CONFIG = NetworkConfig()
 
 
-def write(
-    path: Path, packets: list[bytes], *, link_type: int = frames.RAW_IP, order: str = "<"
-) -> Path:
-    """A capture file with a nanosecond clock and packets 30 ms apart."""
-    header = struct.pack(order + "IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 65535, link_type)
-    records = []
-    for number, packet in enumerate(packets):
-        seconds, fraction = divmod(START_NS + 30 * MS * number, 10**9)
-        size = len(packet)
-        records.append(struct.pack(order + "4I", seconds, fraction, size, size) + packet)
-    path.write_bytes(header + b"".join(records))
-    return path
+def write(path: Path, packets: list[bytes]) -> Path:
+    """A capture file with packets 30 ms apart."""
+    return saved(path, pcap([(START_NS + 30 * MS * n, p) for n, p in enumerate(packets)]))
 
 
 def stream() -> list[bytes]:
@@ -66,18 +55,6 @@ def test_a_real_answer_of_vllm() -> None:
     assert tap.counts == {"exchanges": 1}
 
 
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_reads_what_was_written(tmp_path: Path, order: str) -> None:
-    packets = stream()
-
-    found = [
-        (at_ns, buffer[at:end])
-        for at_ns, buffer, at, end in read(write(tmp_path / "a.pcap", packets, order=order))
-    ]
-
-    assert found == [(START_NS + 30 * MS * n, packet) for n, packet in enumerate(packets)]
-
-
 def test_parts_come_on_the_clock_of_the_packets(tmp_path: Path) -> None:
     parts = list(replay(write(tmp_path / "a.pcap", stream()), make_tap(), CONFIG))
 
@@ -90,40 +67,14 @@ def test_parts_come_on_the_clock_of_the_packets(tmp_path: Path) -> None:
     assert sum(chunks) == 12
 
 
-def test_frames_that_hold_no_ip_are_left_out(tmp_path: Path) -> None:
-    ethernet = bytes(12) + b"\x08\x00"
-    arp = bytes(12) + b"\x08\x06" + bytes(28)
-    packets = [arp, *(ethernet + packet for packet in stream())]
-
-    path = write(tmp_path / "a.pcap", packets, link_type=frames.ETHERNET)
-
-    assert len(list(read(path))) == len(stream())
-
-
-@pytest.mark.parametrize("cut", [1, 10, 30])
-def test_a_file_that_was_cut_short_ends_there(
-    tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = write(tmp_path / "a.pcap", stream())
-    path.write_bytes(path.read_bytes()[:-cut])
-
-    assert len(list(read(path))) == len(stream()) - 1
-    assert "cut short" in caplog.text
-
-
-@pytest.mark.parametrize("data", [b"", b"\x0a\x0d\x0d\x0a" + bytes(40), b"\xd4\xc3\xb2\xa1"])
-def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "other"
-    path.write_bytes(data)
-
-    with pytest.raises(ValueError, match="no capture file"):
-        list(read(path))
-
-
-def test_an_unknown_link_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="link type 105"):
-        list(read(write(tmp_path / "a.pcap", [], link_type=105)))
-
-
 def test_a_capture_without_packets(tmp_path: Path) -> None:
     assert list(replay(write(tmp_path / "a.pcap", []), make_tap(), CONFIG)) == []
+
+
+def test_a_server_is_whoever_is_sent_a_request() -> None:
+    any_port, one_port = AnyServer(), AnyServer([8000])
+
+    assert any_port.find(bytes([10, 0, 0, 1]), 80) == "10.0.0.1:80"
+    assert any_port.find(bytes(15) + b"\1", 80) == "[::1]:80"
+    assert one_port.find(bytes(4), 80) is None
+    assert one_port.find(bytes(4), 8000) == "0.0.0.0:8000"

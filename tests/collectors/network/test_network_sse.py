@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from network_wire import DONE, ROLE, delta, event, usage
 
-from latencyprism.collectors.network.sse import EventSplitter, has_content, is_done
+from latencyprism.collectors.network.endpoints import CHAT
+from latencyprism.collectors.network.sse import EventSplitter, LineSplitter, is_done
 
 CONTENT = {
     "chat": delta(content="Hi"),
@@ -32,7 +33,6 @@ NO_CONTENT = {
     "usage": usage(1, 2, 0),
     "done": DONE,
     "comment": b": ping\n\n",
-    "comment with json": b': {"content":"Hi"}\n\n',
     "error": event({"error": {"message": "out of memory", "type": "x"}}),
     "no tool calls": delta(content="", tool_calls=[]),
     "prompt ids": event({"choices": [{"delta": {"content": ""}}], "prompt_token_ids": [1, 2]}),
@@ -43,13 +43,13 @@ NO_CONTENT = {
 
 @pytest.mark.parametrize("data", CONTENT.values(), ids=CONTENT)
 def test_content(data: bytes) -> None:
-    assert has_content(data)
+    assert CHAT.has_content(data)
     assert not is_done(data)
 
 
 @pytest.mark.parametrize("data", NO_CONTENT.values(), ids=NO_CONTENT)
 def test_not_content(data: bytes) -> None:
-    assert not has_content(data)
+    assert not CHAT.has_content(data)
     assert is_done(data) == (data is DONE)
 
 
@@ -79,7 +79,30 @@ def test_a_large_event_is_cut_counted_and_followed_by_the_next() -> None:
         assert [len(e) <= 256 for e in events] == [True, True]
         assert events[1] == b"data: y\n\n"
         assert splitter.oversized == 1
+        assert events[0] == b"data: " + b"x" * 186 + b"x" * 62 + b"\n\n"
         assert len(splitter._carry) <= 256
+
+
+def test_what_a_hole_tore_is_not_given_out() -> None:
+    splitter = EventSplitter(1000)
+    splitter.feed(b"data: a")
+
+    splitter.tear()
+
+    assert not splitter.between
+    assert list(splitter.feed(b"rest\n\ndata: b\n\n")) == [b"data: b\n\n"]
+    assert splitter.between
+    splitter.feed(b"data: c")
+    splitter.restart()
+    assert list(splitter.feed(b"data: d\n\n")) == [b"data: d\n\n"]
+
+
+def test_lines_are_events_too() -> None:
+    splitter = LineSplitter(1000)
+
+    assert list(splitter.feed(b'{"a":1}\n')) == [b'{"a":1}\n']
+    assert list(splitter.feed(b'{"b":')) == []
+    assert list(splitter.feed(b'2}\r\n{"c":3}\n{')) == [b'{"b":2}\r\n', b'{"c":3}\n']
 
 
 lines = st.sampled_from(["\n", "\r\n"])
@@ -110,4 +133,4 @@ def test_any_cut_gives_the_same_events(
 @given(values)
 def test_text_that_looks_like_json_is_no_content(value: Any) -> None:
     inside = json.dumps({"content": "x", "text": "y", "tool_calls": [{}], "v": value})
-    assert not has_content(event({"error": inside}))
+    assert not CHAT.has_content(event({"error": inside}))

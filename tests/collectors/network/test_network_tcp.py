@@ -14,7 +14,7 @@ def test_nothing_before_the_start() -> None:
     direction = Direction()
 
     assert direction.next is None
-    assert direction.push(100, b"abc") == ()
+    assert direction.push(0, 100, b"abc") == ()
     direction.finish(103)
     assert not direction.ended
 
@@ -22,20 +22,20 @@ def test_nothing_before_the_start() -> None:
 def test_in_order_and_repeated_and_overlapping() -> None:
     direction = started()
 
-    assert list(direction.push(100, b"abc")) == [b"abc"]
-    assert list(direction.push(100, b"abc")) == []
-    assert list(direction.push(101, b"bcde")) == [b"de"]
+    assert list(direction.push(0, 100, b"abc")) == [b"abc"]
+    assert list(direction.push(0, 100, b"abc")) == []
+    assert list(direction.push(0, 101, b"bcde")) == [b"de"]
     assert direction.held == 0
 
 
 def test_early_segments_wait() -> None:
     direction = started()
 
-    assert list(direction.push(106, b"g")) == []
-    assert list(direction.push(103, b"def")) == []
+    assert list(direction.push(0, 106, b"g")) == []
+    assert list(direction.push(0, 103, b"def")) == []
     assert direction.held > 4
     assert direction.incomplete
-    assert list(direction.push(100, b"abc")) == [b"abc", b"def", b"g"]
+    assert list(direction.push(0, 100, b"abc")) == [b"abc", b"def", b"g"]
     assert direction.held == 0
     assert not direction.incomplete
 
@@ -46,18 +46,34 @@ def test_end_counts_when_everything_before_it_came() -> None:
     direction.finish(103)
     assert direction.incomplete
     assert not direction.ended
-    direction.push(100, b"abc")
+    direction.push(0, 100, b"abc")
     assert direction.ended
     assert not direction.incomplete
 
 
 def test_stop_forgets() -> None:
     direction = started()
-    direction.push(105, b"later")
+    direction.push(0, 105, b"later")
 
     direction.stop()
 
     assert (direction.next, direction.held, direction.ended) == (None, 0, False)
+
+
+def test_leaps_over_what_is_missing_and_tells_when_the_rest_came() -> None:
+    direction = started()
+    direction.push(7, 110, b"klm")
+    direction.push(5, 113, b"n")
+    direction.push(9, 103, b"def")
+    direction.finish(120)
+
+    assert direction.missing == 3
+    assert list(direction.leap()) == [(9, b"def")]
+    assert (direction.next, direction.missing) == (106, 4)
+    assert list(direction.leap()) == [(7, b"klm"), (7, b"n")]
+    assert (direction.missing, direction.held, direction.ended) == (6, 0, False)
+    assert list(direction.leap()) == []
+    assert direction.ended
 
 
 @given(
@@ -75,7 +91,9 @@ def test_any_order_of_overlapping_segments_gives_the_bytes_once(
     direction = Direction()
     direction.start(start)
 
-    out = [piece for at, part in segments for piece in direction.push((start + at) % 2**32, part)]
+    out = [
+        piece for at, part in segments for piece in direction.push(0, (start + at) % 2**32, part)
+    ]
 
     assert b"".join(out) == data
     assert direction.held == 0

@@ -27,16 +27,18 @@ RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"\b(schedule|get_next_batch_to_run|get_new_batch_prefill|grammar_bitmask) \(",
         ),
         ("schedule", r"\b(FilterBatch|concatenate) \(\S*(server|causal_lm)"),
+        # The core waits for its workers to compute.
+        ("execute", r"\bcollective_rpc \(|\bFutureWrapper\."),
         ("execute", r"\b(execute_model|execute_dummy_batch|run_batch|forward_batch_generation) \("),
         ("execute", r"\b(Prefill|Decode|generate_token) \(\S*(server|causal_lm)"),
     )
 )
 """Stage → a function and its file (``name (path)``) anywhere in the stack."""
 WAITING = re.compile(
-    r"\b(select|poll|wait|_wait\w*|sleep|get|recv\w*|accept|acquire\w*|dequeue|read|readline|"
-    r"join|_recv\w*|sched_yield|worker|idle) \(\S*"
-    r"(select|epoll|threading|queue|socket|zmq|sugar|connection|asyncio|base_events|"
-    r"shm_broadcast|popen_fork|subprocess|thread|futures|ssl)\S*\)$"
+    r"\b(select|poll|_?wait\w*|sleep|get|_?recv\w*|accept|acquire\w*|dequeue|read|readline|"
+    r"join|sched_yield|_?worker|run|run_forever|run_until_complete|_run_once) \(\S*"
+    r"(select|epoll|threading|queue|socket|zmq|connection|asyncio|shm_broadcast|popen_fork|"
+    r"subprocess|thread|ssl|distributed/utils)\S*\)$"
 )
 """The innermost function of a thread that has nothing to do."""
 SERVING = re.compile(r" \(\S*(entrypoints/|http_server|uvicorn|starlette|fastapi|http/)\S*\)")

@@ -77,7 +77,16 @@ PY_SPY = pytest.mark.skipif(not has_py_spy(), reason="needs py-spy (extra stacks
         ("get_next_batch_to_run (sglang/srt/managers/scheduler.py)", "schedule"),
         ("process_batch_result_decode (sglang/srt/managers/x.py)", "update"),
         ("Decode (text_generation_server/server.py);forward (modeling.py)", "execute"),
+        (
+            "EngineCore.step (vllm/v1/engine/core.py);"
+            "FutureWrapper._wait_for_response (vllm/v1/executor/multiproc_executor.py);"
+            "SpinCondition.wait (vllm/distributed/device_communicators/shm_broadcast.py);"
+            "sched_yield (vllm/distributed/utils.py)",
+            "execute",
+        ),
         ("run_forever (asyncio/base_events.py);select (selectors.py)", "wait"),
+        ("main (vllm/entrypoints/cli/main.py);Runner.run (asyncio/runners.py)", "wait"),
+        ("Thread.run (threading.py);_worker (concurrent/futures/thread.py)", "wait"),
         ("Thread.run (threading.py);wait (threading.py)", "wait"),
         ("run (uvicorn/server.py);send (starlette/responses.py)", "api"),
         ("<module> (own.py);something (own.py)", "other"),

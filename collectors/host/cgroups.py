@@ -181,7 +181,7 @@ class Quotas:
         stats = (f"{above.folder}/cpu.stat" for group in groups for above in group.upwards())
         paths = list(dict.fromkeys(stats))[:MAX_GROUPS]
         for gone in self._groups.keys() - set(paths):
-            self._groups.pop(gone).file.close()
+            self._groups.pop(gone).close()
         for path in paths:
             if path not in self._groups:
                 self._groups[path] = Growth(self._files, path, throttling)
@@ -248,7 +248,7 @@ class Memory:
         if self._used:
             self._files.forget(self._used)
         if self._kills:
-            self._kills.file.close()
+            self._kills.close()
 
 
 def oom_kills(events: bytes) -> tuple[int] | None:

@@ -107,11 +107,10 @@ class Parsed(Generic[T]):
     counters seldom do. ``parse`` gets nothing when the file can't be read.
     """
 
-    __slots__ = ("_files", "_parse", "_path", "_value", "data")
+    __slots__ = ("_data", "_files", "_parse", "_path", "_value")
 
     def __init__(self, files: Files, path: str, parse: Callable[[bytes], T]) -> None:
-        self.data = b""
-        """What was read last."""
+        self._data = b""
         self._files = files
         self._path = path
         self._parse = parse
@@ -120,9 +119,9 @@ class Parsed(Generic[T]):
     def read(self) -> T:
         """What stands in the file now."""
         data = self._files.read(self._path) or b""
-        if data != self.data:
+        if data != self._data:
             self._value = self._parse(data)
-            self.data = data
+            self._data = data
         return self._value
 
     def close(self) -> None:
@@ -135,23 +134,37 @@ class Growth:
     their totals, always as many, and nothing when the file does not tell.
     """
 
-    __slots__ = ("_before", "file")
+    __slots__ = ("_before", "_files", "_parse", "_path", "_unchanged", "data")
 
     def __init__(
         self, files: Files, path: str, parse: Callable[[bytes], tuple[int, ...] | None]
     ) -> None:
-        self.file = Parsed(files, path, parse)
+        self.data = b""
+        """What was read last."""
+        self._files = files
+        self._path = path
+        self._parse = parse
         self._before: tuple[int, ...] | None = None
+        self._unchanged: tuple[int | None, ...] | None = None
 
     def read(self) -> tuple[int | None, ...] | None:
         """Growth since the last call, None for a counter that was reset; None at first, and when
         the file does not tell.
         """
-        before, now = self._before, self.file.read()
+        data = self._files.read(self._path) or b""
+        if data == self.data:
+            return self._unchanged
+        before, now = self._before, self._parse(data)
+        self.data = data
         self._before = now
+        self._unchanged = None if now is None else (0,) * len(now)
         if before is None or now is None:
             return None
         return tuple(map(delta, before, now))
+
+    def close(self) -> None:
+        """Close the file; reading opens it again."""
+        self._files.forget(self._path)
 
 
 def delta(before: int | None, now: int | None) -> int | None:

@@ -46,6 +46,10 @@ class _Watched:
     connections: ConnectionTotals = field(default_factory=ConnectionTotals)
     memory: Memory | None = None
     cpus: set[int] = field(default_factory=set)
+    """CPUs on which its threads ran since its memory's nodes were looked at last."""
+    own_ns: int = 0
+    own_known: bool = True
+    """CPU time of its processes since that of the machine was read last, and whether all told."""
 
     def watch_groups(self, files: Files) -> None:
         """Read from now on what the server's control groups count."""
@@ -106,7 +110,7 @@ class HostSampler:
         """Samples of the time since the last tick, one an instance on this machine; none the first
         time.
         """
-        machine = self._system.read()
+        machine = self._system.read(monotonic_ns)
         interval_ns = monotonic_ns - self._monotonic_ns
         step_ns = wall_ns - self._wall_ns - interval_ns
         begun, self._begun = self._begun, True
@@ -137,7 +141,7 @@ class HostSampler:
                     processes=tuple(processes),
                     throttled_ns=throttled[0],
                     throttled_periods=throttled[1],
-                    cpu_others=self._others(machine, processes, interval_ns),
+                    cpu_others=self._others(watched, machine.get("cpu_busy"), processes),
                     clock_step_ns=step_ns,
                     **machine,
                     **seldom,
@@ -214,7 +218,9 @@ class HostSampler:
             watched.connections.forget()
         else:
             fields = watched.connections.grow(sockets)
-        watched.questions.done(monotonic_ns, self._cpu_ns() - began)
+        watched.questions.done(
+            monotonic_ns, self._cpu_ns() - began, idle=not fields.get("connections")
+        )
         return fields
 
     def _remote_share(self, watched: _Watched, monotonic_ns: int) -> float | None:
@@ -237,21 +243,22 @@ class HostSampler:
         return fields
 
     def _others(
-        self, machine: dict[str, Any], processes: list[ProcessSample], interval_ns: int
+        self, watched: _Watched, busy: float | None, processes: list[ProcessSample]
     ) -> float | None:
-        """Share of the machine that everybody but these processes used; null unless all are
-        known.
+        """Share of the machine that everybody but these processes used since ``busy`` was read
+        last; null unless all are known.
         """
-        busy: float | None = machine.get("cpu_busy")
-        capacity_ns = self._system.cpus * interval_ns
-        if busy is None or capacity_ns <= 0:
-            return None
-        own_ns = 0
         for process in processes:
             if process.cpu_ns is None:
-                return None
-            own_ns += process.cpu_ns
-        return max(busy - own_ns / capacity_ns, 0.0)
+                watched.own_known = False
+            else:
+                watched.own_ns += process.cpu_ns
+        if busy is None:
+            return None
+        own_ns, known = watched.own_ns, watched.own_known
+        watched.own_ns, watched.own_known = 0, True
+        capacity_ns = self._system.cpus * self._system.cpu_interval_ns
+        return max(busy - own_ns / capacity_ns, 0.0) if known and capacity_ns > 0 else None
 
     def close(self) -> None:
         """Close everything kept open."""

@@ -53,6 +53,7 @@ class Server:
         self._ray = ray
         self._counts = counts
         self._hierarchies = Hierarchies(files)
+        self._launchers: list[int] = []
         self._ray_workers: list[int] = []
         self._countdown = 0
 
@@ -87,10 +88,11 @@ class Server:
 
     def _roles(self, *, thorough: bool) -> dict[int, str]:
         holders = list(self.place.holders) if self.place else []
-        self._watch_container(holders)
-        launchers = [pid for pid in map(self._launcher, holders) if pid is not None]
+        if thorough:
+            self._watch_container(holders)
+            self._launchers = [pid for pid in map(self._launcher, holders) if pid is not None]
         members = self._hierarchies.members(self.container) if self.container else []
-        found = self._descendants([*launchers, *holders, *members], thorough=thorough)
+        found = self._descendants([*self._launchers, *holders, *members], thorough=thorough)
         if thorough:
             self._ray_workers = self._ray.of(self.target.instance, found)
         workers = self._descendants(self._ray_workers, thorough=thorough)
@@ -105,7 +107,8 @@ class Server:
         if "core" in roles.values():
             # The process that talks to the engine's core is its web server, whatever its title.
             roles |= {pid: "api" for pid in holders if roles.get(pid) == "server"}
-        self._watch_quotas(roles)
+        if thorough or roles.keys() != self.processes.keys():
+            self._watch_quotas(roles)
         return roles
 
     def _watch_container(self, holders: list[int]) -> None:

@@ -4,7 +4,6 @@ import logging
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
@@ -27,37 +26,38 @@ LONGEST_S = 1.0
 class Pace:
     """When to sample next: evenly, at half the pace while that costs more than it may.
 
-    ``budget`` is a share of one core, compared with the median cost of the last ``REMEMBERED``
-    samples, so that looking for processes every few seconds does not count.
+    ``budget`` is a share of one core, compared with the median cost of every ``GROUP`` samples, so
+    that looking for processes every few seconds does not count.
     """
 
-    REMEMBERED = 20
+    GROUP = 20
 
     def __init__(self, interval_s: float, budget: float) -> None:
         self.interval_s = interval_s
         self._shortest_s = interval_s
         self._budget = budget
-        self._costs: deque[float] = deque(maxlen=self.REMEMBERED)
+        self._costs: list[float] = []
 
     def spent(self, cost_s: float) -> None:
         """Account for the CPU time of one sample, and adapt the interval."""
         self._costs.append(cost_s)
-        if len(self._costs) < self.REMEMBERED:
+        if len(self._costs) < self.GROUP:
             return
-        load = median(self._costs) / (self._budget * self.interval_s)
+        usual_s = median(self._costs)
+        self._costs.clear()
+        load = usual_s / (self._budget * self.interval_s)
         if load > 1 and self.interval_s < LONGEST_S:
-            self._change(min(2 * self.interval_s, LONGEST_S))
+            self._change(min(2 * self.interval_s, LONGEST_S), usual_s)
         elif load < 0.25 and self.interval_s > self._shortest_s:
-            self._change(max(self.interval_s / 2, self._shortest_s))
+            self._change(max(self.interval_s / 2, self._shortest_s), usual_s)
 
-    def _change(self, interval_s: float) -> None:
+    def _change(self, interval_s: float, usual_s: float) -> None:
         logger.info(
             "Reading counters takes %.1f ms, so it is done every %g s from now on",
-            1000 * median(self._costs),
+            1000 * usual_s,
             interval_s,
         )
         self.interval_s = interval_s
-        self._costs.clear()
 
 
 def targets(engines: Sequence[str]) -> list[Target]:

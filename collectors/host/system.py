@@ -11,6 +11,10 @@ SECTOR_BYTES = 512
 FEW_DISKS = 6
 """Up to so many disks, their own files cost less than the table of all."""
 
+CPU_NS = 150_000_000
+"""At least between two readings of CPU time: the dearest table, the more so with many CPUs, whose
+ticks of 10 ms say little about less."""
+
 Totals = tuple[int, ...]
 
 
@@ -95,6 +99,9 @@ class System:
         proc = files.proc
         self.cpus = 0
         """CPUs that are in use."""
+        self.cpu_interval_ns = 0
+        """Time between the last two readings of CPU time."""
+        self._cpu_read_ns = -CPU_NS
         self._files = files
         self._cpu = Growth(files, f"{proc}/stat", cpu_ticks)
         self._pressure = [
@@ -113,7 +120,7 @@ class System:
         """Count CPUs and look for disks anew: those with a device behind them, so that neither
         partitions nor stacked devices count twice.
         """
-        self.cpus = self._cpu.file.data.count(b"\ncpu")
+        self.cpus = self._cpu.data.count(b"\ncpu")
         block = f"{self._files.sys}/block"
         names = {
             name
@@ -125,23 +132,34 @@ class System:
         for name in names - self._disks.keys():
             self._disks[name] = Parsed(self._files, f"{block}/{name}/stat", disk_totals)
 
-    def read(self) -> dict[str, Any]:
-        """Fields of a HostSample: growth since the last call, null the first time."""
+    def read(self, monotonic_ns: int) -> dict[str, Any]:
+        """Fields of a HostSample: growth since the last call, null the first time; shares of CPU
+        time are read at most every ``CPU_NS`` and are over :attr:`cpu_interval_ns`.
+        """
         fields: dict[str, Any] = {}
         for name, pressure in self._pressure:
             grown = pressure.read()
             fields[name] = grown[0] if grown else None
         grown = self._net.read()
         fields["net_rx_bytes"], fields["net_tx_bytes"] = grown or (None, None)
-        grown = self._tcp.read()
+        # Nothing is sent again without a byte on an interface, so the dear table can wait.
+        quiet = grown == (0, 0) and self._tcp.data
+        grown = (0,) if quiet else self._tcp.read()
         fields["tcp_retransmits"] = grown[0] if grown else None
+        if monotonic_ns - self._cpu_read_ns >= CPU_NS:
+            fields |= self._read_cpu(monotonic_ns)
+        return fields
+
+    def _read_cpu(self, monotonic_ns: int) -> dict[str, Any]:
         grown = self._cpu.read()
+        self.cpu_interval_ns = monotonic_ns - self._cpu_read_ns
+        self._cpu_read_ns = monotonic_ns
+        fields: dict[str, Any] = {"runnable": runnable(self._cpu.data)}
         total = grown[0] if grown else None
         if grown and total:
             # The kernel lets idle time go back a little when a CPU wakes.
             fields["cpu_busy"] = 1.0 - min((grown[1] or 0) / total, 1.0)
             fields["cpu_steal"] = min((grown[2] or 0) / total, 1.0)
-        fields["runnable"] = runnable(self._cpu.file.data)
         return fields
 
     def read_slow(self, monotonic_ns: int) -> dict[str, Any]:

@@ -82,23 +82,23 @@ def test_first_tick_only_looks(tick: Ticker) -> None:
 def test_machine_and_process_over_an_interval(machine: FakeMachine, tick: Ticker) -> None:
     tick()
     process = machine.processes[100]
-    machine.idle += 12
-    machine.user += 6
-    machine.steal += 2
+    machine.idle += 24
+    machine.user += 12
+    machine.steal += 4
     machine.psi = 7
     machine.throttled = (3_000_000, 2)
     process.state, process.ticks, process.minor, process.major = "R", 4, 5, 1
     process.waits[100], process.voluntary, process.involuntary = 2_500_000, 8, 9
 
-    sample = tick.next()
+    sample = tick.next(200)
 
-    assert sample.observed_at_ns == 10**18 + 200 * MS
+    assert sample.observed_at_ns == 10**18 + 300 * MS
     assert (sample.instance, sample.source, sample.host) == ("h:8000", "host", "node")
-    assert (sample.interval_ns, sample.lateness_us, sample.clock_step_ns) == (100 * MS, 5, 0)
+    assert (sample.interval_ns, sample.lateness_us, sample.clock_step_ns) == (200 * MS, 5, 0)
     assert sample.cpu_busy == pytest.approx(0.4)
     assert sample.cpu_steal == pytest.approx(0.1)
-    # 40 ms of 2 CPUs in 100 ms are the server's own.
-    assert sample.cpu_others == pytest.approx(0.2)
+    # 40 ms of 2 CPUs in 200 ms are the server's own.
+    assert sample.cpu_others == pytest.approx(0.3)
     assert sample.runnable == 3
     assert (sample.psi_cpu_us, sample.psi_memory_us, sample.psi_io_us) == (7, 7, 7)
     assert (sample.net_rx_bytes, sample.net_tx_bytes, sample.tcp_retransmits) == (7, 7, 7)
@@ -109,6 +109,22 @@ def test_machine_and_process_over_an_interval(machine: FakeMachine, tick: Ticker
     assert (seen.minor_faults, seen.major_faults) == (5, 1)
     assert (seen.voluntary_switches, seen.involuntary_switches) == (8, 9)
     assert (seen.threads, seen.rss_bytes) == (1, 100 * processes.PAGE_BYTES)
+
+
+def test_cpu_time_is_read_at_every_other_tick_and_others_is_what_is_left_of_both(
+    machine: FakeMachine, tick: Ticker
+) -> None:
+    tick()
+    seen = []
+    for _ in range(6):
+        machine.user += 10
+        machine.idle += 10
+        machine.processes[100].ticks += 4
+        sample = tick.next()
+        seen.append((sample.cpu_busy, sample.cpu_others, sample.cpu_steal, sample.runnable))
+
+    assert seen[0] == seen[2] == seen[4] == (None, None, None, None)
+    assert seen[1] == seen[3] == seen[5] == (0.5, pytest.approx(0.3), 0.0, 3)
 
 
 def test_slow_values_come_once_a_second(tick: Ticker) -> None:
@@ -205,7 +221,7 @@ def test_server_that_is_down_leaves_the_machine_s_values(
     tick()
     machine.idle += 10
 
-    sample = tick.next()
+    sample = tick.next(200)
 
     assert sample.processes == ()
     assert sample.cpu_busy == 0.0

@@ -29,7 +29,7 @@ class KernelConfig:
     """Connections and TLS sessions followed; the one unused longest is forgotten beyond it."""
     max_threads: Annotated[int, Ge(256)] = 16_384
     """Threads that wait for a CPU, or for a function, at one moment."""
-    calls_s: Annotated[float, Gt(0)] = 5000.0
+    calls_s: Annotated[float, Gt(0)] = 3000.0
     """Probed function calls a second of one server above which its functions are left alone until
     the source starts again."""
     measure: bool = False

@@ -2,7 +2,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latencyprism.collectors.kernel.msgpack import (
@@ -75,6 +75,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(VALUES, min_size=1, max_size=3))
 def test_skip_finds_the_end_of_any_values(values: list[Any]) -> None:
     data = b"".join(map(pack, values))
@@ -82,6 +83,7 @@ def test_skip_finds_the_end_of_any_values(values: list[Any]) -> None:
     assert skip(data + b"rest", 0, len(values)) == len(data)
 
 
+@settings(max_examples=40)
 @given(VALUES)
 def test_a_value_that_is_cut_off_is_told(value: Any) -> None:
     data = pack(value)

@@ -240,6 +240,8 @@ def test_the_recorded_engine_s_steps_agree_with_its_own_counters() -> None:
     assert len(waits) == 11
     assert all(step.context_tokens >= 0 for step in found)
     assert all(step.start_ns < step.end_ns for step in found)
+    record = batch(found, instance="a:1", source="kernel", model=None, offset_ns=0)
+    assert "cmpl" not in repr(record)
 
 
 def test_a_batch_holds_times_of_the_epoch() -> None:

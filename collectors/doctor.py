@@ -19,6 +19,7 @@ from latencyprism.collectors.host.counts import Counts
 from latencyprism.collectors.host.inetdiag import ESTABLISHED, InetDiag
 from latencyprism.collectors.kernel.needs import BY_TYPES, GIVES, missing
 from latencyprism.collectors.kernel.source import examine as kernel_machine
+from latencyprism.collectors.network.namespaces import NEEDS
 from latencyprism.collectors.xpu.config import Way as WayName
 from latencyprism.collectors.xpu.config import XpuConfig
 from latencyprism.collectors.xpu.survey import survey
@@ -66,6 +67,7 @@ def examine(proc: str = "/proc", sys: str = "/sys", dev: str = "/dev") -> list[F
     probes: tuple[Callable[[_Machine], Finding], ...] = (
         _kernel,
         _packets,
+        _namespaces,
         _bpf,
         _perf,
         _processes,
@@ -137,6 +139,18 @@ def _packets(machine: _Machine) -> Finding:
         "single streams",
         advice="run as root or with AmbientCapabilities=CAP_NET_RAW; in a container add the "
         "capability NET_RAW and use the host's network",
+    )
+
+
+def _namespaces(machine: _Machine) -> Finding:
+    needed = {"CAP_SYS_ADMIN", "CAP_NET_RAW", "CAP_SYS_PTRACE"}
+    missing = sorted(needed - machine.capabilities())
+    return _finding(
+        "other network namespaces",
+        "no" if missing else "yes",
+        f"lacks {', '.join(missing)}" if missing else f"has {', '.join(sorted(needed))}",
+        lost="requests of servers in containers whose clients are in the same container",
+        advice=f"only where network.namespaces is set: {NEEDS}",
     )
 
 

@@ -99,7 +99,7 @@ class Http1:
         for pending in self.pending:
             if pending.exchange is not None:
                 if lost:
-                    _lose(pending.exchange)
+                    lose(pending.exchange)
                 elif complete or pending.exchange.done:
                     pending.exchange.close("complete", at_ns)
                 else:
@@ -108,7 +108,7 @@ class Http1:
         self.pending.clear()
 
 
-def _lose(exchange: Exchange) -> None:
+def lose(exchange: Exchange) -> None:
     """Close an exchange whose end nobody saw."""
     if exchange.done:
         exchange.close("complete", exchange.observed_ns, estimated=("end_ns",))
@@ -370,7 +370,7 @@ class _Answers(Messages):
 
     def on_lost_end(self) -> None:
         if (exchange := self._finish()) is not None:
-            _lose(exchange)
+            lose(exchange)
 
     def _finish(self) -> Exchange | None:
         """Forget the answer; its exchange, if it is reported."""

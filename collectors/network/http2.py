@@ -10,7 +10,7 @@ from latencyprism.collectors.network.body import RequestScan
 from latencyprism.collectors.network.conversation import Ending, Feed, Link, RefusedError
 from latencyprism.collectors.network.endpoints import CHAT, Dialect, dialect_of
 from latencyprism.collectors.network.exchange import Exchange
-from latencyprism.collectors.network.http import MAX_PATH, trace_id
+from latencyprism.collectors.network.http import MAX_PATH, lose, trace_id
 from latencyprism.collectors.network.sse import EventSplitter
 
 UNKNOWN_ENDPOINT: Final = "(h2)"
@@ -270,10 +270,10 @@ class Http2:
         exchange = stream.exchange
         if exchange.held:
             self._link.ledger.drop(exchange)
+        elif lost:
+            lose(exchange)
         elif exchange.done:
             exchange.close("complete", at_ns)
-        elif lost:
-            exchange.close("aborted", exchange.observed_ns, estimated=("state", "end_ns"))
         else:
             exchange.close("aborted", at_ns)
 

@@ -260,11 +260,8 @@ class Tap:
             )
             if syn:
                 return connection if from_client else None
-            try:
-                if connection.open(head, from_client=from_client, whole=False):
-                    return connection
-            except RefusedError as e:
-                self.counts[str(e)] += 1
+            if connection.open(head, from_client=from_client, whole=False):
+                return connection
         return None
 
     def _data(self, side: _Side, sequence: int, data: bytes) -> None:

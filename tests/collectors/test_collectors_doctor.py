@@ -57,6 +57,7 @@ def found(root: Path) -> dict[str, Finding]:
 NAMES = {
     "kernel",
     "packet capture",
+    "other network namespaces",
     "eBPF",
     "performance counters",
     "processes of others",

@@ -4,9 +4,12 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+from network_wire import Wire
+
+pytest.importorskip("h2", reason="needs the library h2")
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from network_wire import Wire
 
 
 def _side(*, client: bool) -> H2Connection:

@@ -12,7 +12,10 @@ def packed(address: str) -> bytes:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("http://127.0.0.1:8000", Watch(instance="127.0.0.1:8000", port=8000, addresses=("127.0.0.1",))),
+        (
+            "http://127.0.0.1:8000",
+            Watch(instance="127.0.0.1:8000", port=8000, addresses=("127.0.0.1",)),
+        ),
         ("http://[::1]:8000/v1", Watch(instance="[::1]:8000", port=8000, addresses=("::1",))),
         ("http://0.0.0.0:8000", Watch(instance="0.0.0.0:8000", port=8000)),
         ("https://10.0.0.1", Watch(instance="10.0.0.1:443", port=443, addresses=("10.0.0.1",))),

@@ -114,7 +114,7 @@ class KernelSource:
             for tier in tiers:
                 stack.callback(tier.close)
             if self._config.measure:
-                stack.callback(setup.kernel.count_runtime().close)
+                self._measure(setup.kernel, stack)
             found = Servers(files, servers)
             stack.callback(found.close)
             watch = Watch(
@@ -129,6 +129,13 @@ class KernelSource:
             while not stop.is_set():
                 watch.tick(emit)
                 stop.wait(TICK_S)
+
+    def _measure(self, kernel: Kernel, stack: ExitStack) -> None:
+        try:
+            stack.callback(kernel.count_runtime().close)
+        except PermissionError as refused:
+            self._counts["measure refused"] += 1
+            logger.warning("Probes are not measured: %s; that takes CAP_SYS_ADMIN", refused)
 
     def _read_btf(self) -> btf.Btf:
         return btf.Btf(Path(self._config.sys, btf.VMLINUX).read_bytes())

@@ -2,12 +2,15 @@
 
 import errno
 import http.server
+import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -134,6 +137,49 @@ def test_a_server_is_found_timed_and_found_again_after_a_restart() -> None:
         ),
     )
     assert len(encoded) > 100
+
+
+# Gives up all that the agent does not keep for this source, and watches as nobody
+CAPPED = """
+    import sys, threading
+    from latencyprism.collectors.kernel.config import KernelConfig
+    from latencyprism.collectors.kernel.source import KernelSource
+    from latencyprism.collectors.privileges import drop, needed
+    from kernel_support import Heard
+    drop("65534", keep=needed(["kernel"], discovery=False))
+    tiers = ("run_queue", "sockets", "frames", "tls", "gpu")
+    source = KernelSource([sys.argv[1]], KernelConfig(
+        tiers=tiers, measure=True, interval_ms=100, discover_s=0.2, vllm_version="0.32.0"))
+    class Told(Heard):
+        def sample(self, topic, sample):
+            stages = ",".join(histogram.stage for histogram in sample.histograms)
+            print(stages, *(f"{name}={count}" for name, count in source.counts.items()), flush=True)
+    source.run(Told(), threading.Event())
+"""
+
+
+@pytest.mark.root
+def test_the_capabilities_that_the_agent_keeps_are_enough() -> None:
+    skip_unless_permitted("run_queue", "sockets", "frames", "tls", "gpu")
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give it up")
+    port = free_port()
+    paths = os.pathsep.join((str(Path(__file__).parent), *sys.path))
+    with (
+        child(SERVER, str(port)),
+        child(CAPPED, f"http://127.0.0.1:{port}", env={**os.environ, "PYTHONPATH": paths}) as agent,
+    ):
+        heard = agent.first
+        deadline = time.monotonic() + 20
+        while "server_reply" not in heard:
+            assert time.monotonic() < deadline, heard
+            ask(port, 1)
+            heard = agent.hear()
+
+    assert "measure refused=1" in heard
+    assert "run_queue refused" not in heard
+    assert "tls refused" not in heard
+    assert "gpu refused" not in heard
 
 
 def test_without_a_server_that_resolves_it_waits() -> None:

@@ -33,8 +33,8 @@ class KernelConfig:
     """Probed function calls a second of one server above which its functions are left alone until
     the source starts again."""
     measure: bool = False
-    """Let the kernel time the probes themselves, for each tier's counts ``ran`` and ``ran_ns``; takes
-    CAP_SYS_ADMIN."""
+    """Let the kernel time the probes themselves, for the counts ``ran`` and ``ran_ns`` of each
+    tier; takes CAP_SYS_ADMIN."""
     proc: str = "/proc"
     """Root of the proc file system, such as a bind mount of the host's in a container."""
     sys: str = "/sys"

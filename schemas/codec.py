@@ -79,12 +79,10 @@ class Codec:
         """
         writer = self._writers[topic.name]
         header = self._header(topic, writer)
-        out = bytearray(header)
         try:
-            writer.write(out, message)
+            return header + writer.encode(message)
         except Exception:  # noqa: BLE001 - fastavro takes more kinds of values, and tells what is wrong
             return header + _written_by_fastavro(topic, writer, message)
-        return bytes(out)
 
     def decode(self, topic: Topic, data: bytes) -> Any:
         """The record, or the :class:`Pack` of records, that the bytes hold.
@@ -189,7 +187,7 @@ class _Writer:
     def __init__(self, topic: Topic) -> None:
         schema = avro.message_schema(topic)
         self.schema = avro.parse(schema)
-        self.write = compile_writer(self.schema)
+        self.encode = compile_writer(self.schema)
         self.fingerprint = avro.schema_fingerprint(schema)
         to_dict, from_dict = avro.to_dict(topic.record), avro.from_dict(topic.record)
 

@@ -1,30 +1,34 @@
-"""Writes records in Avro's binary form, by functions compiled from the schema.
+"""Writes records in Avro's binary form, by functions composed from the schema.
 
 It exists for its speed: a collector agent encodes hundreds of records a second on a machine that is
 not its own. It takes only what fits exactly, and raises for all else; fastavro, which tells what is
 wrong, is the reference that a test compares it with byte by byte.
+
+The bytes of names, numbers and times are remembered: an exchange tells most of them again with
+each of its parts, and a call that finds them costs no Python frame.
 """
 
 import struct
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, TypeAlias, cast
 
-Out: TypeAlias = bytearray
-Write: TypeAlias = Callable[[Out, Any], None]
-"""Appends one value. Raises TypeError, ValueError or AttributeError when it does not fit."""
+Encode: TypeAlias = Callable[[Any], bytes]
+"""Bytes of one value. Raises TypeError, ValueError, LookupError or AttributeError when it does not
+fit."""
 
 INT_BITS = 31
 LONG_BITS = 63
-LONGEST_KEPT = 64
-"""Characters of strings whose bytes are kept: names and ids come again and again."""
+REMEMBERED = 2048
+"""Values of one type whose bytes are kept: some 0.3 MB a type, and ten types."""
 
 _DOUBLE = struct.Struct("<d")
+_NULL, _VALUE, _END = b"\x00", b"\x02", b"\x00"
 
 
-def compile_writer(schema: Any) -> Write:
-    """The writer of a parsed schema, as :func:`fastavro.parse_schema` gives it.
+def compile_writer(schema: Any) -> Encode:
+    """The encoder of a parsed schema, as :func:`fastavro.parse_schema` gives it.
 
     Records are read by attribute. Of unions only ``null`` and one other type are known, as this
     project's schemas have them. Raises ValueError for any other schema.
@@ -32,7 +36,7 @@ def compile_writer(schema: Any) -> Write:
     return _compile(schema, {})
 
 
-def _compile(schema: Any, named: dict[str, Write]) -> Write:
+def _compile(schema: Any, named: dict[str, Encode]) -> Encode:
     if isinstance(schema, list):
         return _optional(schema, named)
     kind = schema["type"] if isinstance(schema, Mapping) else schema
@@ -42,40 +46,43 @@ def _compile(schema: Any, named: dict[str, Write]) -> Write:
         return named[schema]
     match kind:
         case "record":
-            write = _record(schema, named)
+            encode = _record(schema, named)
         case "enum":
-            write = _enum(schema["symbols"])
+            encode = _enum(schema["symbols"])
         case "array":
-            return _array(_compile(schema["items"], named))
+            return partial(_array, _compile(schema["items"], named))
         case "map":
-            return _map(_compile(schema["values"], named))
+            return partial(_map, _compile(schema["values"], named))
         case _:
             raise ValueError(f"no writer for the schema {kind!r}")
-    named[schema["name"]] = write
-    return write
+    named[schema["name"]] = encode
+    return encode
 
 
-def _long(out: Out, value: Any) -> None:
-    out += varint(value)
+_remembering = lru_cache(maxsize=REMEMBERED)
+"""What is refused is not remembered; so no True or 1.0, which equal 1, stands for it."""
 
 
-def _int(out: Out, value: Any) -> None:
-    if not -(1 << INT_BITS) <= value < 1 << INT_BITS:
-        raise ValueError(f"{value} is no int of 32 bits")
-    out += varint(value)
-
-
-@lru_cache(maxsize=4096, typed=True)
-def varint(value: int) -> bytes:
-    """Zigzag code of a whole number; times and sizes of an exchange come with each of its parts.
+@_remembering
+def encode_long(value: int) -> bytes:
+    """Zigzag code of a whole number.
 
     Raises TypeError for anything but an int, ValueError beyond 64 bits.
     """
+    return _varint(value, LONG_BITS)
+
+
+@_remembering
+def _int(value: int) -> bytes:
+    return _varint(value, INT_BITS)
+
+
+def _varint(value: int, bits: int) -> bytes:
     if type(value) is not int:
         raise TypeError(f"{value!r} is no int")
-    if not -(1 << LONG_BITS) <= value < 1 << LONG_BITS:
-        raise ValueError(f"{value} is no long of 64 bits")
-    rest = value << 1 ^ value >> LONG_BITS
+    if not -(1 << bits) <= value < 1 << bits:
+        raise ValueError(f"{value} is no whole number of {bits + 1} bits")
+    rest = value << 1 ^ value >> bits
     out = bytearray()
     while rest > 0x7F:
         out.append(rest & 0x7F | 0x80)
@@ -84,42 +91,35 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _string(out: Out, value: Any) -> None:
-    out += _short_string(value) if len(value) <= LONGEST_KEPT else _bytes_of(value)
-
-
-def _bytes_of(value: str) -> bytes:
+@_remembering
+def _string(value: str) -> bytes:
     if type(value) is not str:
         raise TypeError(f"{value!r} is no string")
     data = value.encode()
-    return varint(len(data)) + data
+    return encode_long(len(data)) + data
 
 
-_short_string = lru_cache(maxsize=4096)(_bytes_of)
-
-
-def _double(out: Out, value: Any) -> None:
+def _double(value: float) -> bytes:
     if type(value) is not float and type(value) is not int:
         raise TypeError(f"{value!r} is no number")
-    out += _DOUBLE.pack(value)
+    return _DOUBLE.pack(value)
 
 
-def _boolean(out: Out, value: Any) -> None:
+def _boolean(value: bool) -> bytes:  # noqa: FBT001 - the value is what it is about
     if type(value) is not bool:
         raise TypeError(f"{value!r} is no boolean")
-    out.append(value)
+    return b"\x01" if value else b"\x00"
 
 
-def _bytes(out: Out, value: Any) -> None:
+def _bytes(value: bytes) -> bytes:
     if type(value) is not bytes:
         raise TypeError(f"{value!r} is no bytes")
-    out += varint(len(value))
-    out += value
+    return encode_long(len(value)) + value
 
 
-_PRIMITIVES: Mapping[str, Write] = {
+_PRIMITIVES: Mapping[str, Encode] = {
     "int": _int,
-    "long": _long,
+    "long": encode_long,
     "string": _string,
     "double": _double,
     "boolean": _boolean,
@@ -127,66 +127,45 @@ _PRIMITIVES: Mapping[str, Write] = {
 }
 
 
-def _record(schema: Mapping[str, Any], named: dict[str, Write]) -> Write:
+def _record(schema: Mapping[str, Any], named: dict[str, Encode]) -> Encode:
     names = [field["name"] for field in schema["fields"]]
-    writers = [_compile(field["type"], named) for field in schema["fields"]]
+    encoders = [_compile(field["type"], named) for field in schema["fields"]]
     if len(names) < 2:  # attrgetter gives a single value bare
         raise ValueError(f"no writer for {schema['name']}, a record of {len(names)} fields")
     values = cast("Callable[[Any], tuple[Any, ...]]", attrgetter(*names))
 
-    def write(out: Out, value: Any) -> None:
-        for write_field, field in zip(writers, values(value), strict=True):
-            write_field(out, field)
+    def encode(value: Any) -> bytes:
+        return b"".join([of(field) for of, field in zip(encoders, values(value), strict=True)])
 
-    return write
+    return encode
 
 
-def _optional(branches: list[Any], named: dict[str, Write]) -> Write:
+def _optional(branches: list[Any], named: dict[str, Encode]) -> Encode:
     if len(branches) != 2 or branches[0] != "null":
         raise ValueError(f"no writer for the union {branches!r}")
-    write_value = _compile(branches[1], named)
+    of = _compile(branches[1], named)
 
-    def write(out: Out, value: Any) -> None:
-        if value is None:
-            out.append(0)
-        else:
-            out.append(2)
-            write_value(out, value)
+    def encode(value: Any) -> bytes:
+        return _NULL if value is None else _VALUE + of(value)
 
-    return write
+    # Not double: -0.0 equals 0.0, and measured values do not come again.
+    return _remembering(encode) if branches[1] in ("int", "long", "string") else encode
 
 
-def _enum(symbols: list[str]) -> Write:
-    codes = {symbol: varint(number) for number, symbol in enumerate(symbols)}
-
-    def write(out: Out, value: Any) -> None:
-        if value not in codes:
-            raise ValueError(f"{value!r} is none of {symbols}")
-        out += codes[value]
-
-    return write
+def _enum(symbols: list[str]) -> Encode:
+    return {symbol: encode_long(number) for number, symbol in enumerate(symbols)}.__getitem__
 
 
-def _array(write_item: Write) -> Write:
-    def write(out: Out, value: Any) -> None:
-        if isinstance(value, str | bytes):
-            raise TypeError(f"{value!r} is no array")
-        if value:
-            out += varint(len(value))
-            for item in value:
-                write_item(out, item)
-        out.append(0)
-
-    return write
+def _array(of: Encode, value: Any) -> bytes:
+    if isinstance(value, str | bytes):
+        raise TypeError(f"{value!r} is no array")
+    if not value:
+        return _END
+    return b"".join([encode_long(len(value)), *map(of, value), _END])
 
 
-def _map(write_value: Write) -> Write:
-    def write(out: Out, value: Any) -> None:
-        if value:
-            out += varint(len(value))
-            for key, item in value.items():
-                _string(out, key)
-                write_value(out, item)
-        out.append(0)
-
-    return write
+def _map(of: Encode, value: Any) -> bytes:
+    if not value:
+        return _END
+    pairs = [_string(key) + of(item) for key, item in value.items()]
+    return b"".join([encode_long(len(pairs)), *pairs, _END])

@@ -14,6 +14,8 @@ from latencyprism.collectors.namespaces import call_in
 
 logger = logging.getLogger(__name__)
 
+COMMAND_CHARS = 4096
+"""Of a command line, which may have millions."""
 MAX_NAMESPACES = 256
 """Network namespaces that are looked through."""
 
@@ -96,8 +98,9 @@ class Locator:
         return here
 
     def command_line(self, pid: int) -> str:
-        """Command line of a process, its arguments joined by spaces."""
-        return self._files.text(f"{self._files.proc}/{pid}/cmdline").replace("\0", " ")
+        """Begin of the command line of a process, its arguments joined by spaces."""
+        text = self._files.text(f"{self._files.proc}/{pid}/cmdline")
+        return text[:COMMAND_CHARS].replace("\0", " ")
 
     def _holds(self, place: Place) -> bool:
         sockets = {f"socket:[{listener.inode}]" for listener in place.listeners}

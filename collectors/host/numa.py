@@ -7,17 +7,19 @@ the process waits for its memory map. The server's control group counts the same
 from latencyprism.collectors.host.files import Files, Growth
 
 MOST = 8192
-"""CPUs, or nodes, of one range of a list."""
+"""CPUs, or nodes, that are taken from a list."""
 
 
 def node_numbers(text: str) -> list[int]:
-    """Numbers in a list such as ``0-2,5``; bad parts are left out."""
+    """Numbers in a list such as ``0-2,5``; bad parts are left out, and so are those beyond
+    ``MOST``.
+    """
     found: list[int] = []
     for part in text.strip().split(","):
         first, separator, last = part.partition("-")
         last = last if separator else first
         if first.isdecimal() and last.isdecimal():
-            found += range(int(first), min(int(last), int(first) + MOST) + 1)
+            found += range(int(first), min(int(last) + 1, int(first) + MOST - len(found)))
     return found
 
 

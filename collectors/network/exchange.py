@@ -237,8 +237,8 @@ class Ledger:
         self.counts: Counter[str] = Counter()
         self.timed: dict[Timed, None] = {}
         """Who is told the time before each flush, in the order in which they asked for it."""
-        self.marked_ends: set[str] = set()
-        """Instances whose streams inside TLS were seen to say when they are over."""
+        self.marks_ends: dict[str, bool] = {}
+        """Whether an instance's streams inside TLS say when they are over, each as far as seen."""
         self._max_exchanges = max_exchanges
         self._open = 0
 

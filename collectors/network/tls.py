@@ -40,14 +40,15 @@ TOGETHER_NS: Final = 1_000_000
 """Records that follow each other faster than this were written together: one content event."""
 LONGEST_HEADERS: Final = 512
 """A single record of up to this size that begins an answer is taken for its headers alone."""
-SMALLEST_EVENT: Final = 20
-"""``data: [DONE]`` in a chunk of its own takes 19 bytes; no event with content is smaller."""
+SMALLEST_EVENT: Final = 25
+"""``data: [DONE]`` in a chunk, and the last chunk, take 24 bytes; no event with content is smaller.
+"""
 LARGEST_EVENT: Final = 4096
 EVENTS_OF_A_STREAM: Final = 3
 """So many small events, apart from each other, make an answer a stream."""
 
-_LAST_CHUNK: Final = 5
-"""Size of the chunk that ends an answer of HTTP/1.1."""
+_LAST_CHUNK: Final = (5, 24)
+"""Size of the chunk that ends an answer of HTTP/1.1, alone and behind ``data: [DONE]``."""
 _LAST_FRAME: Final = 9
 """Size of the empty frame that ends an answer of HTTP/2."""
 _ALERT: Final = 2
@@ -130,16 +131,14 @@ class Tls:
         """Close what is open: as aborted when the server is known to say that it is over, and did
         not. Else nobody knows.
         """
-        told = self._link.instance in self._link.ledger.marked_ends
-        left = ending in ("client", "server") and not told
+        left = ending in ("client", "server") and not self._marks_ends
         self._end("complete" if left else "aborted", at_ns)
 
     def settle(self, now_ns: int) -> None:
         """A stream that is silent has ended, unless its server is known to say so."""
         answer = self._answer
         assert answer is not None
-        told = self._link.instance in self._link.ledger.marked_ends
-        if not told and self._quiet(answer.last_ns, now_ns):
+        if not self._marks_ends and self._quiet(answer.last_ns, now_ns):
             self._end("complete", now_ns)
 
     def _feed_client(self, at_ns: int, data: bytes) -> None:
@@ -181,6 +180,11 @@ class Tls:
         tickets = next((n for n, r in enumerate(records) if r.length != size), len(records))
         return records[tickets:] if tickets > 1 else records
 
+    @property
+    def _marks_ends(self) -> bool:
+        """Whether the server says when a stream is over."""
+        return self._link.ledger.marks_ends.get(self._link.instance, False)
+
     def _size(self, record: Record) -> int:
         """Bytes of text in a record."""
         return max(0, record.length - (self._overhead or 0))
@@ -194,6 +198,8 @@ class Tls:
             return
         answer = self._answer
         if answer is not None and answer.groups:
+            if not answer.exchange.held:  # it was over, and its server did not say so
+                self._link.ledger.marks_ends[self._link.instance] = False
             self._end("complete", at_ns)
             answer = None
         if answer is None:
@@ -256,12 +262,12 @@ class Tls:
             answer.last_ns = at_ns
             if self._overhead is not None and self._ends(size):
                 if not answer.exchange.held:
-                    self._link.ledger.marked_ends.add(self._link.instance)
+                    self._link.ledger.marks_ends.setdefault(self._link.instance, True)
                 self._end("complete", at_ns)
 
     def _ends(self, size: int) -> bool:
         """Whether a record of this size ends an answer."""
-        return size == _LAST_CHUNK or (self._http2 and size == _LAST_FRAME)
+        return size in _LAST_CHUNK or (self._http2 and size == _LAST_FRAME)
 
     def _next_group(self, answer: _Answer, at_ns: int) -> bool:
         """Judge the group that is complete, and begin another; False when it is no stream."""

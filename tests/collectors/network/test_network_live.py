@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network_server import TokenServer, token_server
+from network_server import token_server
 from network_tls import Certificate
 from test_network_capture import may_capture, times, wait_for, watching
 
@@ -79,12 +79,11 @@ async def stream(client: Any, url: str, wish: dict[str, Any]) -> None:
             pass
 
 
-def near(part_times: list[int], server: TokenServer, index: int, slack_ns: int) -> bool:
-    """Whether the times are those at which the server wrote its tokens."""
-    sent = server.truths[index].sent_ns
-    return len(part_times) == len(sent) and all(
-        before - 1_000_000 < seen < after + slack_ns
-        for seen, (before, after) in zip(part_times, sent, strict=True)
+def near(seen: list[int], sent: list[tuple[int, int]], slack_ms: int) -> bool:
+    """Whether each event was seen when the server wrote it, or so much later."""
+    return len(seen) == len(sent) and all(
+        before - 1_000_000 < at_ns < after + slack_ms * 1_000_000
+        for at_ns, (before, after) in zip(seen, sent, strict=True)
     )
 
 
@@ -111,7 +110,7 @@ async def test_concurrent_streams_over_one_connection_through_nginx(tmp_path: Pa
         assert (last.state, last.status, last.streaming) == ("complete", 200, True)
         assert (last.prompt_tokens, last.completion_tokens) == (3, 10 + n)
         assert (last.endpoint, last.method, last.estimated) == ("/v1/chat/completions", "POST", ())
-        assert near(times(parts), server, by_tokens[10 + n], 30_000_000)
+        assert near(times(parts), server.truths[by_tokens[10 + n]].sent_ns, 100)
     assert source.counts == {"exchanges": 6}
 
 
@@ -223,10 +222,16 @@ async def test_streams_inside_tls(tmp_path: Path, front: str) -> None:
     server.truths = [truth for truth in server.truths if truth.sent_ns]
     for index, parts in enumerate(exchanges):
         last, truth = parts[-1], server.truths[index]
-        assert near(times(parts), server, index, 30_000_000)
+        seen = times(parts)
+        if front == "python":
+            assert near(seen, truth.sent_ns, 30)
+        else:  # a proxy that is busy writes what has come meanwhile in one record
+            assert wish["tokens"] - 5 <= len(seen) <= wish["tokens"]
+            assert truth.sent_ns[0][0] < seen[0] < truth.sent_ns[1][1]
+            assert truth.sent_ns[-2][0] < seen[-1] < truth.sent_ns[-1][1] + 100_000_000
         assert (last.state, last.endpoint, last.streaming) == ("complete", ENDPOINT, True)
         assert last.arrival_ns <= truth.received_ns
-        assert last.first_token_ns == times(parts)[0]
+        assert last.first_token_ns == seen[0]
         assert {"first_token_ns", "chunk_deltas_us", "state"} <= set(last.estimated)
     assert source.counts["TLS connections"] == 1
     assert source.counts["exchanges"] == 2

@@ -227,6 +227,30 @@ def test_a_server_that_says_so_may_stall(certificate: Certificate) -> None:
     assert (part.state, times_of(part)) == ("open", [resumed])
 
 
+def test_a_server_that_says_so_only_sometimes_is_not_relied_on(certificate: Certificate) -> None:
+    spoken, tap = talk(certificate), make_tap(tls_quiet_ms=1000)
+    for ends in (True, False, True, False):
+        ask(spoken)
+        sent = stream(spoken, 6, ends=ends)
+    play_at(tap, spoken.timeline)
+
+    (part,) = tap.flush(sent[-1] + 1100 * MS)
+
+    assert (part.state, part.end_ns) == ("complete", sent[-1])
+
+
+def test_the_last_chunk_may_come_with_done(certificate: Certificate) -> None:
+    spoken = talk(certificate)
+    ask(spoken)
+    spoken.after(12).send("server", STREAM_HEAD)
+    sent = [spoken.after(20).send("server", TOKEN) for _ in range(6)]
+    ended = spoken.after(3).send("server", chunk(DONE) + STREAM_END)
+
+    (part,) = play_at(make_tap(), spoken.timeline)
+
+    assert (part.state, part.end_ns, times_of(part)) == ("complete", ended, sent)
+
+
 def test_the_next_request_ends_a_stream(certificate: Certificate) -> None:
     spoken = talk(certificate)
     ask(spoken)

@@ -269,7 +269,8 @@ def _cgroup(machine: _Machine) -> Finding:
         "control groups",
         "yes" if unified or legacy else "no",
         seen,
-        lost="time in which a CPU quota kept the server from running",
+        lost="time in which a CPU quota kept the server from running, its memory and the limit of "
+        "it, kills for want of memory, and the processes that share its container",
         advice="mount /sys/fs/cgroup into the container",
     )
 

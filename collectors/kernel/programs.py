@@ -17,7 +17,7 @@ from latencyprism.collectors.kernel.histogram import BUCKETS, FIRST_BITS
 
 R0, R1, R2, R3, R4, R5 = Reg.R0, Reg.R1, Reg.R2, Reg.R3, Reg.R4, Reg.R5
 R6, R7, R8, R9, FP = Reg.R6, Reg.R7, Reg.R8, Reg.R9, Reg.FP
-U8, U32, U64 = Size.U8, Size.U32, Size.U64
+U32, U64 = Size.U32, Size.U64
 
 SLOT: Final = -8
 """Stack: which histogram, an index into the array of histograms."""
@@ -29,7 +29,6 @@ SPARE: Final = -32
 PROCESS: Final = -40
 OUT: Final = "out"
 _NO_WAKEUP: Final = 1  # BPF_RB_NO_WAKEUP: the reader looks by itself
-_MINUS_ONE: Final = -1
 
 EVENT_HEADER: Final = 32
 """Of an event of :func:`frames`: time (u64), process, descriptor, bytes moved, direction (u32), and
@@ -43,9 +42,9 @@ LEAST_BYTES: Final = 8
 SCRATCH_BYTES: Final = 1 << 15
 """Largest event; the kernel allows no larger value for each CPU."""
 
-CONNECTION_BYTES: Final = 32
+CONNECTION_BYTES: Final = 24
 """A connection: when the request was read, when it was last written to (ns, u64 each), writes
-since the request (u32), first histogram (u32), and 8 bytes of no meaning."""
+since the request, and its first histogram (u32 each)."""
 ASKED, WROTE, WRITES, FIRST = 0, 8, 16, 20
 
 TLS_BYTES: Final = 24

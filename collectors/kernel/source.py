@@ -21,7 +21,8 @@ from latencyprism.collectors.kernel.bpf import UPROBE, Kernel, kernel_version
 from latencyprism.collectors.kernel.config import KernelConfig
 from latencyprism.collectors.kernel.needs import Machine, missing
 from latencyprism.collectors.kernel.servers import Servers
-from latencyprism.collectors.kernel.tiers import TIERS, Setup, Tier
+from latencyprism.collectors.kernel.tier import Setup, Tier
+from latencyprism.collectors.kernel.tiers import TIERS
 from latencyprism.collectors.kernel.versions import Versions
 from latencyprism.collectors.kernel.watch import SOURCE, Watch
 from latencyprism.collectors.privileges import permitted

@@ -6,7 +6,8 @@ from typing import Final
 
 from latencyprism.collectors.kernel.servers import Server
 from latencyprism.collectors.kernel.steps import SETTLE_NS, batch
-from latencyprism.collectors.kernel.tiers import Frames, Setup, Tier
+from latencyprism.collectors.kernel.tier import Setup, Tier
+from latencyprism.collectors.kernel.tracepoints import Frames
 from latencyprism.collectors.source import Emit
 from latencyprism.schemas.records import HistogramDelta, KernelSample
 from latencyprism.schemas.topics import TELEMETRY_KERNEL, TELEMETRY_STEPS

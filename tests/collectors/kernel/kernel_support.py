@@ -22,7 +22,8 @@ from latencyprism.collectors.kernel.config import KernelConfig, TierName
 from latencyprism.collectors.kernel.histogram import BOUNDS_S
 from latencyprism.collectors.kernel.servers import Server
 from latencyprism.collectors.kernel.source import examine
-from latencyprism.collectors.kernel.tiers import TIERS, Setup, Tier
+from latencyprism.collectors.kernel.tier import Setup, Tier
+from latencyprism.collectors.kernel.tiers import TIERS
 from latencyprism.collectors.source import UnavailableError
 from latencyprism.schemas.records import HistogramDelta
 from latencyprism.schemas.topics import Topic
@@ -97,7 +98,11 @@ class Child:
             env=env,
         )
         self.pid = self.process.pid
-        self.first = self.hear()
+        try:
+            self.first = self.hear()
+        except BaseException:
+            self.close()
+            raise
 
     def hear(self) -> str:
         assert self.process.stdout is not None

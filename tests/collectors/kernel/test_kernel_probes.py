@@ -210,6 +210,18 @@ def test_an_engine_of_an_unknown_version_is_counted_and_not_read() -> None:
     assert setup.counts == {"vLLM 7.1.0 not known": 1}
 
 
+def test_an_engine_that_comes_back_as_an_unknown_version_is_not_read_any_more() -> None:
+    with tier("frames", make_setup()) as probes, child(TALKER) as core:
+        probes.version(INSTANCE, "0.32.0")
+        probes.follow([server(core.pid, role="core")])
+        probes.version(INSTANCE, "0.99.0")
+        probes.follow([server(core.pid, role="core")])
+        core.say("out " + FakeEngine(time.monotonic_ns()).step({"cmpl-a": 1}).hex())
+        probes.drain()
+
+        assert probes.steps(time.monotonic_ns() + 10**9) == {}
+
+
 def test_a_full_ring_is_counted_and_the_engine_goes_on_afterwards() -> None:
     setup = make_setup(KernelConfig(ring_kib=64))
     with tier("frames", setup) as probes, child(TALKER) as core:

@@ -23,9 +23,11 @@ from kernel_support import (
     skip_unless_permitted,
 )
 
-from latencyprism.collectors.kernel import source, tiers
+from latencyprism.collectors.kernel import source
 from latencyprism.collectors.kernel.config import KernelConfig
+from latencyprism.collectors.kernel.functions import Gpu
 from latencyprism.collectors.kernel.source import KernelSource, open_tiers
+from latencyprism.collectors.kernel.tier import Setup, Tier
 from latencyprism.collectors.kernel.versions import Versions, ask_version
 from latencyprism.collectors.source import Counting, UnavailableError
 from latencyprism.schemas import codec
@@ -200,13 +202,13 @@ def test_a_machine_that_lacks_everything_says_what(monkeypatch: pytest.MonkeyPat
         KernelSource(["http://127.0.0.1:1"], KernelConfig()).run(Heard(), threading.Event())
 
 
-def refuse(setup: tiers.Setup) -> tiers.Tier:
+def refuse(setup: Setup) -> Tier:
     raise PermissionError(errno.EPERM, "map times: Operation not permitted")
 
 
 def test_tiers_that_the_kernel_refuses_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     skip_unless_permitted("gpu")
-    monkeypatch.setattr(source, "TIERS", {"run_queue": refuse, "gpu": tiers.Gpu})
+    monkeypatch.setattr(source, "TIERS", {"run_queue": refuse, "gpu": Gpu})
     setup = make_setup(KernelConfig(tiers=("run_queue", "gpu")))
 
     (opened,) = open_tiers(setup)

@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Literal
 
 from latencyprism.collectors.catalogue import may_capture
+from latencyprism.collectors.discovery.config import DiscoveryConfig
+from latencyprism.collectors.discovery.source import Discovery
 from latencyprism.collectors.host.clock import clock_error
 from latencyprism.collectors.host.counts import Counts
 from latencyprism.collectors.host.inetdiag import ESTABLISHED, InetDiag
 from latencyprism.collectors.kernel.needs import BY_TYPES, GIVES, missing
 from latencyprism.collectors.kernel.source import examine as kernel_machine
 from latencyprism.collectors.network.namespaces import NEEDS
+from latencyprism.collectors.source import UnavailableError
+from latencyprism.collectors.stacks.config import StacksConfig
+from latencyprism.collectors.stacks.pyspy import program
 from latencyprism.collectors.xpu.config import Way as WayName
 from latencyprism.collectors.xpu.config import XpuConfig
 from latencyprism.collectors.xpu.survey import survey
@@ -66,6 +71,7 @@ def examine(proc: str = "/proc", sys: str = "/sys", dev: str = "/dev") -> list[F
     machine = _Machine(Path(proc), Path(sys), Path(dev))
     probes: tuple[Callable[[_Machine], Finding], ...] = (
         _kernel,
+        _servers,
         _packets,
         _namespaces,
         _bpf,
@@ -82,6 +88,7 @@ def examine(proc: str = "/proc", sys: str = "/sys", dev: str = "/dev") -> list[F
         _tpu,
         _gateways,
         _spans,
+        _stacks,
         _clock,
     )
     return [*(probe(machine) for probe in probes), *_kernel_probes(machine)]
@@ -124,6 +131,26 @@ def _kernel(machine: _Machine) -> Finding:
         f"Linux {release}",
         lost="pressure stall information needs 4.20, the eBPF ring buffer 5.8",
         advice="use a newer kernel where one can be had; everything else works",
+    )
+
+
+def _servers(machine: _Machine) -> Finding:
+    looking = Discovery(DiscoveryConfig(), proc=machine.proc)
+    try:
+        found = looking.look(0.0)
+    except OSError as error:
+        found, seen = (), str(error)
+    else:
+        hidden = looking.counts["not permitted"]
+        seen = ", ".join(found) or "none of a known program listens"
+        seen += f"; {hidden} programs could not be looked into" if hidden else ""
+    return _finding(
+        "inference servers",
+        "yes" if found else "no",
+        seen,
+        lost="what to watch, unless the settings name it: collectors.engines or --engine",
+        advice="start one, name it, or name its program in collectors.discovery.programs; servers "
+        "in other network namespaces have to be named",
     )
 
 
@@ -403,6 +430,25 @@ def _bindable(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _stacks(machine: _Machine) -> Finding:
+    state: Answer
+    try:
+        seen = program(StacksConfig())
+    except UnavailableError as error:
+        state, seen = "no", str(error)
+    else:
+        state = "yes" if "CAP_SYS_PTRACE" in machine.capabilities() else "partly"
+    return _finding(
+        "call stacks",
+        state,
+        seen,
+        lost="what a slow server's Python processes were doing: `latencyprism stacks`, and "
+        "profiles at alerts",
+        advice="install the extra latencyprism[stacks]; run as the server's user, as root or with "
+        "CAP_SYS_PTRACE",
+    )
 
 
 def _clock(machine: _Machine) -> Finding:

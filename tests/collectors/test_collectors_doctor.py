@@ -5,7 +5,10 @@ from sys import modules
 import pytest
 
 from latencyprism.collectors import doctor
+from latencyprism.collectors.discovery.source import Discovery
 from latencyprism.collectors.doctor import Finding, examine
+from latencyprism.collectors.source import UnavailableError
+from latencyprism.collectors.stacks.config import StacksConfig
 
 
 def write(path: Path, text: str) -> None:
@@ -56,6 +59,7 @@ def found(root: Path) -> dict[str, Finding]:
 
 NAMES = {
     "kernel",
+    "inference servers",
     "packet capture",
     "other network namespaces",
     "eBPF",
@@ -72,6 +76,7 @@ NAMES = {
     "Google TPUs",
     "gateways",
     "spans",
+    "call stacks",
     "clock",
     "kernel probes: run_queue",
     "kernel probes: sockets",
@@ -79,8 +84,8 @@ NAMES = {
     "kernel probes: tls",
     "kernel probes: gpu",
 }
-ABSENT = {"Intel GPUs", "Gaudi accelerators", "Google TPUs"}
-FROM_FILES = NAMES - {"packet capture", "spans", "NVIDIA GPUs", "clock"} - ABSENT
+ABSENT = {"Intel GPUs", "Gaudi accelerators", "Google TPUs", "inference servers"}
+FROM_FILES = NAMES - {"packet capture", "spans", "call stacks", "NVIDIA GPUs", "clock"} - ABSENT
 
 
 def test_open_host_permits_everything(root: Path) -> None:
@@ -246,3 +251,31 @@ def test_a_receiver_that_has_the_ports_is_told(root: Path, monkeypatch: pytest.M
 
     assert (finding.state, str(taken) in finding.seen) == ("partly", True)
     assert "collectors.otlp.grpc" in finding.advice
+
+
+def test_inference_servers_are_told(monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+    class Found(Discovery):
+        def look(self, now_s: float) -> tuple[str, ...]:  # noqa: ARG002 - as it is called
+            self.counts["not permitted"] = 2
+            return ("http://gpu-7:8000",)
+
+    monkeypatch.setattr(doctor, "Discovery", Found)
+    finding = found(root)["inference servers"]
+
+    assert finding.state == "yes"
+    assert finding.seen == "http://gpu-7:8000; 2 programs could not be looked into"
+
+
+def test_call_stacks_need_py_spy_and_a_capability(
+    monkeypatch: pytest.MonkeyPatch, root: Path
+) -> None:
+    monkeypatch.setattr(doctor, "program", lambda _: "/usr/bin/py-spy")
+    assert found(root)["call stacks"].state == "yes"
+    write(root / "proc/self/status", "CapEff:\t0000000000000000")
+    assert found(root)["call stacks"].state == "partly"
+
+    def missing(_: StacksConfig) -> str:
+        raise UnavailableError("py-spy is not there")
+
+    monkeypatch.setattr(doctor, "program", missing)
+    assert found(root)["call stacks"].state == "no"

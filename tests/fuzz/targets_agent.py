@@ -1,7 +1,9 @@
 """Parsers of the agent's own: socket tables, py-spy's stacks, answers of servers."""
 
+from contextlib import suppress
+
 from latencyprism.collectors.discovery.probe import PATHS, confirms
-from latencyprism.collectors.discovery.sockets import listening
+from latencyprism.collectors.discovery.sockets import answered, listening
 from latencyprism.collectors.stacks.stages import fold
 
 
@@ -21,3 +23,9 @@ def target_stacks(data: bytes) -> None:
     profile = fold(data.decode(errors="replace"), most=3)
     assert len(profile.stacks) <= 3
     assert profile.samples == sum(count for _, count in profile.stages)
+
+
+def target_netlink_answer(data: bytes) -> None:
+    with suppress(OSError):
+        found, _ = answered(data)
+        assert all(0 <= listener.port < 65_536 for listener in found)

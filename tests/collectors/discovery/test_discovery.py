@@ -4,6 +4,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -267,6 +268,14 @@ def test_own_sockets_and_processes_are_seen() -> None:
         assert inode in (held(proc, os.getpid()) or ())
     assert held(proc, 2**22 + 1) == set()
     assert inode not in listeners(proc)
+
+
+def test_both_ways_to_list_the_sockets_agree(tmp_path: Path) -> None:
+    (tmp_path / "self").symlink_to("/proc/self")
+    with socket.create_server(("127.0.0.1", 0)), socket.create_server(("0.0.0.0", 0)):
+        deadline = time.monotonic() + 10
+        while listeners() != listeners(tmp_path):  # others come and go on this machine
+            assert time.monotonic() < deadline
 
 
 def test_own_name_is_an_address_of_this_machine() -> None:

@@ -1,4 +1,4 @@
-"""An engine that does not answer is never normal, whatever else was or was not seen."""
+"""An engine that does not answer, or stands still, is never normal, whatever else was seen."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,43 +7,46 @@ from latencyprism.schemas.records import EngineSample, Evidence
 from latencyprism.streams.judge import Judgement
 
 SCRAPES = 3
-"""Scrapes in a row that must fail; a single one says nothing about the engine."""
+"""Scrapes in a row that must find nothing new; a single one says nothing about the engine."""
 SURPRISE = 8.0
 """As surprising as evidence can be, in decades."""
 
 
 class Absence:
-    """Counts failed scrapes in a row, and overrules a verdict while nothing comes."""
+    """Counts scrapes in a row that failed or found the engine standing still with open requests,
+    and overrules a verdict while nothing comes.
+    """
 
     def __init__(self) -> None:
         self._answered = False
-        self._failed = 0
-        self._error = ""
+        self._without = 0
+        self._why = ""
 
     def follow(self, samples: Iterable[EngineSample]) -> None:
         """Take in the scrapes of a window, oldest first."""
         for sample in samples:
-            if sample.freshness == "failed":
-                self._failed += 1
-                self._error = sample.error or "no reason given"
-            else:
+            if sample.freshness == "fresh":
                 self._answered = True
-                self._failed = 0
+                self._without = 0
+                continue
+            self._without += 1
+            what = "does not answer" if sample.freshness == "failed" else "stands still"
+            self._why = f"the engine {what}: {sample.error or 'no reason given'}"
 
     def overrule(self, judged: Judgement, *, chunks: int) -> Judgement:
-        """The judgement, unless the engine neither answers nor sends tokens.
+        """The judgement, unless the engine neither tells anything new nor sends tokens.
 
         A fault when it answered before, unknown when it never did: it may not be up yet.
         """
-        if self._failed < SCRAPES or chunks:
+        if self._without < SCRAPES or chunks:
             return judged
-        reason = f"the engine does not answer, {self._failed} scrapes in a row: {self._error}"
+        reason = f"{self._why} ({self._without} scrapes in a row)"
         if not self._answered:
             return replace(judged, verdict="unknown", reason=reason, stage=None)
         evidence = Evidence(
             family="engine",
             signal="engine.failed_scrapes",
-            observed=float(self._failed),
+            observed=float(self._without),
             baseline=0.0,
             surprise=SURPRISE,
         )
@@ -54,7 +57,7 @@ class Absence:
             stage="flow",
             observed_ms=None,
             expected_ms=None,
-            score=self._failed / SCRAPES,
+            score=self._without / SCRAPES,
             threshold=1.0,
             evidence=(evidence, *judged.evidence),
         )

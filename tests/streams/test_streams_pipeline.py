@@ -406,3 +406,21 @@ def test_no_part_makes_it_fail(parts: list[dict[str, Any]]) -> None:
     )
     assert len(profiles) == 4
     assert all(p.e2e_ms is None or p.e2e_ms >= 0 for p in profiles)
+
+
+def test_what_gateways_and_engines_say_of_the_same_requests_changes_no_window() -> None:
+    parts = [part for stream in some_streams() for part in parts_of(stream)]
+    until_ms = 2_000
+    alone = run(pipeline(), packs_of(parts, until_ms=until_ms))
+    others = [
+        replace(part, request_id=f"{source} {part.request_id}", part=0, source=source)
+        for part in parts
+        for source in ("gateway", "otlp")
+        if part.state == "complete"
+    ]
+    made = pipeline()
+    together = run(made, packs_of(parts + others, until_ms=until_ms))
+
+    assert sum(profile.requests_finished for profile in alone) > 0
+    assert together == alone
+    assert made.counters()["secondary_parts"] == len(others)

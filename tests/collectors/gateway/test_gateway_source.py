@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from gateway_collected import Collected
 
+from latencyprism.collectors.catalogue import plan
+from latencyprism.collectors.config import CollectorConfig
 from latencyprism.collectors.gateway.config import GatewayConfig
 from latencyprism.collectors.gateway.source import GatewaySource, Reports
 from latencyprism.collectors.gateway.upstreams import Upstreams
@@ -254,3 +256,13 @@ def test_a_source_that_runs_again_goes_on_where_it_was(tmp_path: Path) -> None:
 
     assert len({request.request_id for request in collected.requests}) == 2
     assert source.counts["requests"] == 2
+
+
+def test_the_agent_makes_it_when_it_is_named() -> None:
+    config = CollectorConfig(
+        engines=ENGINES[:1], sources=("gateway",), gateway=GatewayConfig(files=("access.log",))
+    )
+
+    (planned,) = plan(config)
+    (source,) = planned.make()
+    assert isinstance(source, GatewaySource)

@@ -164,12 +164,15 @@ class KafkaPublisher(BufferedPublisher):
         self._agent = agent
         self._config = config
         self._kafka = kafka
+        self._has_registry = registry is not None
         self._codec = Codec(registry, prefix=kafka.prefix)
         self._ready: set[str] = set()
         self._registry_retry = 0.0
         self._linger_s = config.linger_ms / 1000
         self._backlog = Backlog(int(config.backlog_mb * 1e6))
-        self._counts = PublisherStats()
+        self._packs = 0
+        self._bytes = 0
+        self._broker_away = False
         self._errors: Counter[str] = Counter()
         self._lost: Drops = Counter()
         self._in_flight = 0
@@ -218,14 +221,16 @@ class KafkaPublisher(BufferedPublisher):
         """See :meth:`Publisher.stats`."""
         with self._lock:
             dropped = self._packer.drops + self._refused + self._backlog.drops + self._lost
-            return replace(
-                self._counts,
+            return PublisherStats(
                 samples=self._samples,
+                packs=self._packs,
+                bytes=self._bytes,
                 dropped=dict(dropped),
                 errors=dict(self._errors),
                 waiting=len(self._packer),
                 backlog_bytes=self._backlog.bytes,
                 in_flight=self._in_flight,
+                broker_away=self._broker_away,
             )
 
     def _run(self) -> None:
@@ -264,6 +269,8 @@ class KafkaPublisher(BufferedPublisher):
 
     def _codec_ready(self) -> bool:
         """Whether the schemas of all waiting topics are known to the registry, if there is one."""
+        if not self._has_registry:
+            return True
         with self._lock:
             topics = self._packer.topics() - self._ready
         if not topics:
@@ -326,14 +333,11 @@ class KafkaPublisher(BufferedPublisher):
         if error is not None:
             self._refuse(message, error)
             return
-        if self._counts.broker_away:
+        if self._broker_away:
             logger.info("The Kafka broker is back")
-        self._counts = replace(
-            self._counts,
-            packs=self._counts.packs + 1,
-            bytes=self._counts.bytes + len(message.data),
-            broker_away=False,
-        )
+            self._broker_away = False
+        self._packs += 1
+        self._bytes += len(message.data)
 
     def _refuse(self, message: Message, error: KafkaError) -> None:
         if error.name() not in self._errors:
@@ -352,8 +356,8 @@ class KafkaPublisher(BufferedPublisher):
     def _client_error(self, error: KafkaError) -> None:
         self._errors[error.name()] += 1
         if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the library's name for it
-            if not self._counts.broker_away:
+            if not self._broker_away:
                 logger.warning("No Kafka broker of %s answers", self._kafka.bootstrap)
-            self._counts = replace(self._counts, broker_away=True)
+            self._broker_away = True
         elif self._errors[error.name()] == 1:
             logger.warning("Kafka: %s; further ones are counted", error.str())

@@ -166,6 +166,30 @@ def import_(folder: Path, out: Path) -> None:
 
 
 @app.command()
+def pcap(
+    file: Annotated[Path, typer.Argument(help="Capture file: pcap or pcapng.")],
+    port: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=65535, help="Port of a server; repeatable. All if not given."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object a line for each exchange.")
+    ] = False,
+) -> None:
+    """Time the HTTP exchanges in recorded packets: TTFT, inter-token gaps, tokens, status."""
+    from latencyprism.pcap import exchanges_of, remarks, rendered
+
+    found = exchanges_of(file, ports=port or ())
+    if as_json:
+        for exchange in found.exchanges:
+            typer.echo(json.dumps(exchange))
+        return
+    console.print(rendered(found, width=console.width))
+    if found.counts:
+        console.print(f"Seen beside: {remarks(found)}", style="yellow", markup=False)
+
+
+@app.command()
 def score(recording: Path, report: Path, as_json: Json = False) -> None:
     """Score a report of a replay against the recording's labels."""
     from latencyprism.recordings.score import render, score_files

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from latencyprism.collectors.network.capture_file import read
-from latencyprism.collectors.network.config import NetworkConfig
 from latencyprism.collectors.network.tap import Tap
 from latencyprism.schemas.records import RequestTiming
 
@@ -24,13 +23,14 @@ class AnyServer:
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def replay(path: Path, tap: Tap, config: NetworkConfig) -> Iterator[RequestTiming]:
-    """The parts that the source would have reported live, on the clock of the packets.
+def replay(path: Path, tap: Tap, *, interval_ms: int = 100) -> Iterator[RequestTiming]:
+    """The parts that the source would have reported live every ``interval_ms``, on the clock of the
+    packets.
 
     What is open at the end stays open. Raises as
     :func:`~latencyprism.collectors.network.capture_file.read`.
     """
-    interval_ns = config.part_interval_ms * 1_000_000
+    interval_ns = interval_ms * 1_000_000
     now_ns = due_ns = 0
     packet = tap.packet
     for now_ns, buffer, at, end in read(path):

@@ -14,11 +14,9 @@ from network_wire import (
     request,
 )
 
-from latencyprism.collectors.network.config import NetworkConfig
 from latencyprism.collectors.network.pcap import AnyServer, replay
 
 RECORDED = Path(__file__).with_name("data") / "vllm_stream.pcap"
-CONFIG = NetworkConfig()
 
 
 def write(path: Path, packets: list[bytes]) -> Path:
@@ -40,7 +38,7 @@ def stream() -> list[bytes]:
 def test_a_real_answer_of_vllm() -> None:
     tap = make_tap()
 
-    parts = list(replay(RECORDED, tap, CONFIG))
+    parts = list(replay(RECORDED, tap))
 
     last = parts[-1]
     events = RECORDED.read_bytes().count(b'"delta":{"content":"')
@@ -56,7 +54,7 @@ def test_a_real_answer_of_vllm() -> None:
 
 
 def test_parts_come_on_the_clock_of_the_packets(tmp_path: Path) -> None:
-    parts = list(replay(write(tmp_path / "a.pcap", stream()), make_tap(), CONFIG))
+    parts = list(replay(write(tmp_path / "a.pcap", stream()), make_tap()))
 
     assert [part.part for part in parts] == list(range(len(parts)))
     assert [part.state for part in parts[-2:]] == ["open", "complete"]
@@ -68,7 +66,7 @@ def test_parts_come_on_the_clock_of_the_packets(tmp_path: Path) -> None:
 
 
 def test_a_capture_without_packets(tmp_path: Path) -> None:
-    assert list(replay(write(tmp_path / "a.pcap", []), make_tap(), CONFIG)) == []
+    assert list(replay(write(tmp_path / "a.pcap", []), make_tap())) == []
 
 
 def test_a_server_is_whoever_is_sent_a_request() -> None:

@@ -31,25 +31,25 @@ ALTER TABLE host_samples_raw
         COMMENT 'The server''s busiest threads since they were last read, busiest first, at most 8; empty when not read in this interval.'
         CODEC(ZSTD(1)) AFTER clock_step_ns,
     ADD COLUMN IF NOT EXISTS numa_misses Nullable(Int64)
-        COMMENT 'Memory pages that had to be taken from another NUMA node than wished, whole machine; null when not seen.'
+        COMMENT 'Memory pages that had to be taken from another NUMA node than wished, whole machine, since they were last told; null when not seen.'
         CODEC(T64, ZSTD(1)) AFTER hot_threads,
     ADD COLUMN IF NOT EXISTS numa_remote_share Nullable(Float64)
         COMMENT 'Share of the server''s memory on NUMA nodes where none of its threads ran, 0..1; null when not seen.'
         CODEC(Gorilla, ZSTD(1)) AFTER numa_misses,
     ADD COLUMN IF NOT EXISTS server_retransmits Nullable(Int64)
-        COMMENT 'TCP segments sent again on the server''s own connections; null when not seen.'
+        COMMENT 'TCP segments sent again on the server''s own connections since they were last told; null when not seen.'
         CODEC(T64, ZSTD(1)) AFTER numa_remote_share,
     ADD COLUMN IF NOT EXISTS connections Nullable(Int32)
         COMMENT 'Established connections to the server''s port; null when not seen.'
         CODEC(T64, ZSTD(1)) AFTER server_retransmits,
     ADD COLUMN IF NOT EXISTS client_limited_us Nullable(Int64)
-        COMMENT 'Time in which the server''s connections could not send because the client''s receive window was full, summed over connections, microseconds; null when not seen.'
+        COMMENT 'Time in which the server''s connections could not send because the client''s receive window was full, summed over connections, since it was last told, microseconds; null when not seen.'
         CODEC(T64, ZSTD(1)) AFTER connections,
     ADD COLUMN IF NOT EXISTS accept_queue Nullable(Int32)
         COMMENT 'Connections that wait to be accepted by the server; null when not seen.'
         CODEC(T64, ZSTD(1)) AFTER client_limited_us,
     ADD COLUMN IF NOT EXISTS disk_busy Nullable(Float64)
-        COMMENT 'Share of the time in which the busiest disk had work, 0..1; null when not seen.'
+        COMMENT 'Share of the time since it was last told in which the busiest disk had work, 0..1; null when not seen.'
         CODEC(Gorilla, ZSTD(1)) AFTER accept_queue,
     ADD COLUMN IF NOT EXISTS cgroup_memory_bytes Nullable(Int64)
         COMMENT 'Memory in use by the server''s control group; null when not seen (bytes).'
@@ -58,7 +58,7 @@ ALTER TABLE host_samples_raw
         COMMENT 'Memory limit of the server''s control group; null also without a limit; null when not seen (bytes).'
         CODEC(T64, ZSTD(1)) AFTER cgroup_memory_bytes,
     ADD COLUMN IF NOT EXISTS oom_kills Nullable(Int64)
-        COMMENT 'Processes of the server''s control group killed for want of memory; null when not seen.'
+        COMMENT 'Processes of the server''s control group killed for want of memory since they were last told; null when not seen.'
         CODEC(T64, ZSTD(1)) AFTER cgroup_memory_limit_bytes;
 
 ALTER TABLE xpu_samples_raw
@@ -252,6 +252,42 @@ TTL toDateTime(inserted_at) + toIntervalDay(30)
 SETTINGS ttl_only_drop_parts = 1
 COMMENT 'How the agents do; read it through the view agent_samples.';
 
+-- A request that a network source, a gateway and a span tell of is one request: the best source of an
+-- instance and minute counts, as it does for the verdicts.
+
+CREATE TABLE IF NOT EXISTS request_sources
+(
+    instance LowCardinality(String) COMMENT 'Server that answered, as host:port.' CODEC(ZSTD(1)),
+    minute DateTime('UTC') COMMENT 'Minute in which exchanges arrived.' CODEC(DoubleDelta, ZSTD(1)),
+    source LowCardinality(String) COMMENT 'Collector that told of them.' CODEC(ZSTD(1)),
+    inserted_at DateTime('UTC') DEFAULT now() COMMENT 'When it was noted; counts for its age.' CODEC(Delta, ZSTD(1))
+)
+ENGINE = ReplacingMergeTree
+PARTITION BY toYYYYMM(minute)
+ORDER BY (instance, minute, source)
+TTL toDateTime(inserted_at) + toIntervalDay(30)
+COMMENT 'Which sources told of an instance, minute by minute.';
+
+CREATE MATERIALIZED VIEW IF NOT EXISTS request_sources_note TO request_sources AS
+SELECT DISTINCT instance, toDateTime(toStartOfMinute(arrival), 'UTC') AS minute, source
+FROM request_parts;
+
+CREATE OR REPLACE VIEW request_sources_outdone AS
+SELECT
+    instance,
+    minute,
+    arrayJoin(arrayFilter(
+        s -> indexOf(['gateway', 'otlp'], s) > arrayMin(s -> indexOf(['gateway', 'otlp'], s), sources),
+        sources
+    )) AS source
+FROM (
+    SELECT instance, minute, groupUniqArray(source) AS sources
+    FROM request_sources
+    GROUP BY instance, minute
+    HAVING length(sources) > 1
+)
+COMMENT 'Sources whose account of an instance and minute does not count, since a better one told of it.';
+
 CREATE OR REPLACE VIEW requests AS
 SELECT
     p.request_id AS request_id,
@@ -296,8 +332,11 @@ SELECT
     ) AS tpot_ms,
     (toUnixTimestamp64Nano(ended) - toUnixTimestamp64Nano(arrival)) / 1e6 AS e2e_ms
 FROM request_parts AS p FINAL
+WHERE (p.instance, toStartOfMinute(p.arrival), p.source) NOT IN (
+    SELECT instance, minute, source FROM request_sources_outdone
+)
 GROUP BY p.instance, p.arrival, p.request_id
-COMMENT 'One row an exchange, joined from its parts; null where nothing was seen. tpot_ms is the mean gap of tokens where their number was told, else of content events; tpot_per says which.';
+COMMENT 'One row an exchange, joined from its parts; null where nothing was seen. tpot_ms is the mean gap of tokens where their number was told, else of content events; tpot_per says which. Where several sources told of an instance in a minute, only the best one counts: request_parts holds all.';
 
 CREATE OR REPLACE VIEW host_samples AS
 SELECT

@@ -147,6 +147,7 @@ def test_retention_follows_the_settings(fresh: StoreConfig) -> None:
     ).result_rows
     days = {str(name): str(number) for name, number in found}
     assert set(days) == {t.name for t in TABLES} | {
+        "request_sources",
         "requests_per_minute_raw",
         "batches_per_minute_raw",
     }

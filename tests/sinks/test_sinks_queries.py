@@ -190,6 +190,26 @@ def test_an_exchange_is_joined_from_its_parts(client: "Client", config: StoreCon
 
 
 @pytest.mark.clickhouse
+def test_of_several_accounts_of_a_request_the_best_counts(
+    client: "Client", config: StoreConfig
+) -> None:
+    def told(number: int, *sources: str) -> list[RequestTiming]:
+        return [request(number, request_id=f"{s}-{number}", source=s) for s in sources]
+
+    records = (
+        *told(1, "otlp", "gateway", "network"),
+        *told(61, "otlp", "gateway"),
+        *told(121, "otlp"),
+        *told(181, "import"),
+    )
+    write(config, topics.TELEMETRY_REQUESTS, records)
+
+    counted = client.query("SELECT source FROM requests ORDER BY arrival").result_rows
+    assert [source for (source,) in counted] == ["network", "gateway", "otlp", "import"]
+    assert len(ask(client, "slow_requests")) == 4
+
+
+@pytest.mark.clickhouse
 def test_what_was_not_seen_of_an_exchange_is_null(client: "Client", config: StoreConfig) -> None:
     unseen = request(
         0,

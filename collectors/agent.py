@@ -435,8 +435,7 @@ def run_agent(
 def _drop_privileges(config: CollectorConfig) -> None:
     user, keep = config.privileges.user, config.privileges.keep
     if keep is None:
-        discovering = config.discovery.wanted(config.engines)
-        keep = tuple(sorted(needed(config.sources, discovery=discovering)))
+        keep = tuple(sorted(needed(config)))
     # py-spy is a program of its own.
     drop(user, keep=keep, inherit=NEEDED["stacks"] if "stacks" in config.sources else ())
     logger.info("Runs as %s from now on, with %s", user, ", ".join(keep) or "no capability")

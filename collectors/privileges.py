@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from latencyprism.collectors.config import Capability, SourceName
+from latencyprism.collectors.config import Capability, CollectorConfig, SourceName
 
 BITS: Mapping[Capability, int] = MappingProxyType(
     {
@@ -38,6 +38,8 @@ NEEDED: Mapping[SourceName, tuple[Capability, ...]] = MappingProxyType(
 )
 """What a source uses while it runs, where that is anything."""
 DISCOVERY_NEEDS: tuple[Capability, ...] = ("CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE")
+NAMESPACES_NEED: tuple[Capability, ...] = ("CAP_SYS_ADMIN", "CAP_SYS_PTRACE")
+"""To enter other network namespaces, which come and go with containers."""
 
 PR_SET_PDEATHSIG = 1
 PR_GET_PDEATHSIG = 2
@@ -81,10 +83,14 @@ def permitted() -> set[Capability]:
     return {name for name, bit in BITS.items() if mask >> bit & 1}
 
 
-def needed(sources: Iterable[SourceName], *, discovery: bool) -> set[Capability]:
-    """Capabilities that these kinds of sources use while they run."""
-    found = {capability for source in sources for capability in NEEDED.get(source, ())}
-    return found | set(DISCOVERY_NEEDS if discovery else ())
+def needed(config: CollectorConfig) -> set[Capability]:
+    """Capabilities that what these settings enable uses while it runs."""
+    found = {capability for source in config.sources for capability in NEEDED.get(source, ())}
+    if config.discovery.wanted(config.engines):
+        found.update(DISCOVERY_NEEDS)
+    if "network" in config.sources and config.network.namespaces:
+        found.update(NAMESPACES_NEED)
+    return found
 
 
 def drop(user: str, *, keep: Iterable[Capability], inherit: Iterable[Capability] = ()) -> None:

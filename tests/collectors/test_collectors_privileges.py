@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from latencyprism.collectors.catalogue import may_capture
+from latencyprism.collectors.config import CollectorConfig
+from latencyprism.collectors.network.config import NetworkConfig
 from latencyprism.collectors.privileges import PrivilegesError, drop, needed, permitted
 
 ROOT = pytest.mark.skipif(
@@ -137,9 +140,16 @@ def test_other_threads_are_refused_because_they_would_keep_theirs() -> None:
 
 
 def test_sources_need_what_they_use() -> None:
-    assert needed(("engine",), discovery=False) == set()
-    assert needed(("engine", "network"), discovery=False) == {"CAP_NET_RAW"}
-    assert needed(("engine",), discovery=True) == {"CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"}
+    processes = {"CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"}
+    engine = CollectorConfig(engines=("http://h:1",), sources=("engine",))
+    network = replace(engine, sources=("engine", "network"))
+    containers = replace(network, network=NetworkConfig(namespaces=("blue",)))
+
+    assert needed(engine) == set()
+    assert needed(replace(engine, engines=())) == processes  # to look for servers
+    assert needed(network) == {"CAP_NET_RAW"}
+    assert needed(containers) == {"CAP_NET_RAW", "CAP_SYS_ADMIN", "CAP_SYS_PTRACE"}
+    assert needed(replace(engine, sources=("host",))) == processes
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -195,7 +205,7 @@ second = CollectorConfig(engines=(url,), sources=("host", "network"), network=ch
 publisher = MemoryPublisher()
 agent = Agent(first, publisher, reread=lambda: (second, ()))
 agent.prepare()
-drop("nobody", keep=needed(first.sources, discovery=False))
+drop("nobody", keep=needed(first))
 stop = threading.Event()
 
 def tell():

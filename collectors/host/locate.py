@@ -104,7 +104,8 @@ class Locator:
 
     def _holds(self, place: Place) -> bool:
         sockets = {f"socket:[{listener.inode}]" for listener in place.listeners}
-        return place.sockets.listeners(place.port) == place.listeners and all(
+        families = {listener.family for listener in place.listeners}
+        return place.sockets.listeners(place.port, families) == place.listeners and all(
             self._files.link(descriptor) in sockets for descriptor in place.holders.values()
         )
 

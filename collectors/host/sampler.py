@@ -30,6 +30,8 @@ SLOW_NS = SECOND
 threads; null in the samples between."""
 NUMA_NS = 10 * SECOND
 """Between two looks at which nodes hold the server's memory; the kernel sums it up for each."""
+EQUIPMENT_NS = 60 * SECOND
+"""Between two looks for disks and CPUs."""
 HOT_THREADS = 8
 
 
@@ -98,6 +100,7 @@ class HostSampler:
         self._wall_ns = 0
         self._monotonic_ns = 0
         self._slow = Rhythm(SLOW_NS)
+        self._equipment = Rhythm(EQUIPMENT_NS)
 
     @property
     def here(self) -> list[str]:
@@ -115,6 +118,9 @@ class HostSampler:
         step_ns = wall_ns - self._wall_ns - interval_ns
         begun, self._begun = self._begun, True
         self._wall_ns, self._monotonic_ns = wall_ns, monotonic_ns
+        if self._equipment.due(monotonic_ns):
+            self._system.find()
+            self._equipment.done(monotonic_ns, 0)
         slow = self._slow.due(monotonic_ns)
         if slow:
             machine |= self._slow_machine(monotonic_ns)
@@ -153,7 +159,6 @@ class HostSampler:
     def _discover(self, watched: _Watched, monotonic_ns: int) -> None:
         began = self._cpu_ns()
         server = watched.server
-        self._system.find()
         before = server.place
         if server.discover():
             logger.info(
@@ -246,8 +251,11 @@ class HostSampler:
         self, watched: _Watched, busy: float | None, processes: list[ProcessSample]
     ) -> float | None:
         """Share of the machine that everybody but these processes used since ``busy`` was read
-        last; null unless all are known.
+        last; null unless all are known, such as when who listens may not be looked at.
         """
+        place = watched.server.place
+        if place is not None and not place.holders:
+            watched.own_known = False
         for process in processes:
             if process.cpu_ns is None:
                 watched.own_known = False

@@ -1,6 +1,7 @@
 """The TCP sockets of one network namespace, and what they tell about a server."""
 
 import socket
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -13,7 +14,7 @@ from latencyprism.collectors.host.tcp import TABLES, listening
 class Listener:
     """A socket that listens."""
 
-    family: int
+    family: socket.AddressFamily
     inode: int
 
 
@@ -27,11 +28,13 @@ class Sockets:
         self._net = net
         self._diag = diag
 
-    def listeners(self, port: int) -> frozenset[Listener]:
+    def listeners(
+        self, port: int, families: Iterable[socket.AddressFamily] = tuple(TABLES)
+    ) -> frozenset[Listener]:
         """The sockets that listen on a port."""
         return frozenset(
             Listener(family=family, inode=inode)
-            for family in TABLES
+            for family in families
             for inode in self._inodes(port, family)
         )
 

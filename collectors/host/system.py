@@ -114,7 +114,6 @@ class System:
         self._disks: dict[str, Parsed[Totals | None]] = {}
         self._disk_totals: dict[str, Totals] = {}
         self._disks_ns = 0
-        self.find()
 
     def find(self) -> None:
         """Count CPUs and look for disks anew: those with a device behind them, so that neither

@@ -187,6 +187,22 @@ def test_unreadable_holder_is_counted_and_looked_for_again(
     assert watch.counts["unreadable_servers"] == 1
 
 
+def test_what_others_use_is_unknown_while_the_server_can_t_be_looked_at(
+    machine: FakeMachine,
+) -> None:
+    machine.listening()
+    read = sampler(machine, Target(instance="a", port=PORT))
+    ticks(machine, read, 2)
+    machine.user += 50
+    machine.idle += 50
+    machine.flush()
+    (sample,) = read.tick(wall_ns=10**10, monotonic_ns=10**10)
+    read.close()
+
+    assert sample.processes == ()
+    assert (sample.cpu_busy, sample.cpu_others) == (0.5, None)
+
+
 def test_shards_of_a_launcher_are_siblings_of_the_listener(
     machine: FakeMachine, watch: Watch
 ) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 from latencyprism.bench.agent import Times, measure_agent, measure_server
 from latencyprism.bench.engine import measure_engine
 from latencyprism.bench.figures import Figure, median
-from latencyprism.bench.network import measure_network
+from latencyprism.bench.network import measure_network, measure_offline
 from latencyprism.collectors.host.config import HostConfig
 from latencyprism.collectors.host.source import HostSource
 from latencyprism.schemas.topics import Topic
 
 RUNS = 3
+OFFLINE_RUNS = 9
 HOST_S = 10.0
 UNITS = {"pct": "%", "us": "µs", "lost": "count", "events": "count"}
 
@@ -35,6 +36,9 @@ def measure(engine: str | None = None) -> tuple[Mapping[str, Figure], Mapping[st
         figures |= measure_engine()
     except FileNotFoundError as e:
         skipped["engine.parse_ms"] = f"{e.filename} is not here; run from a checkout"
+    figures["network.offline_pkts_per_s"] = median(
+        [measure_offline() for _ in range(OFFLINE_RUNS)], "1/s"
+    )
     try:
         figures |= _network()
         figures |= measure_agent(Times())

@@ -3,19 +3,25 @@
 import asyncio
 import json
 import multiprocessing
+import struct
+import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from latencyprism.collectors.network.config import NetworkConfig
+from latencyprism.collectors.network.frames import ACK, ETHERNET, IPV4_TYPE, SYN
+from latencyprism.collectors.network.pcap import AnyServer, replay
 from latencyprism.collectors.network.source import NetworkSource
+from latencyprism.collectors.network.tap import Tap
 from latencyprism.schemas.records import RequestTiming
 from latencyprism.schemas.topics import Topic
 
@@ -134,6 +140,83 @@ class _Heard:
                 deltas = accumulate(part.chunk_deltas_us, initial=0)
                 times[part.model] += [part.chunk_base_ns + delta * 1000 for delta in deltas]
         return times
+
+
+PORT: Final = 8000
+OFFLINE_REPORT_MS: Final = 10_000
+"""How often ``latencyprism pcap`` takes in news, on the clock of the packets."""
+
+
+@dataclass(slots=True)
+class _Side:
+    """One side of a connection, which writes its packets."""
+
+    source: int
+    destination: int
+    sequence: int = 0
+
+    def packet(self, payload: bytes, flags: int = ACK) -> bytes:
+        """An Ethernet frame with IPv4; checksums are 0, as nobody here reads them."""
+        tcp = struct.pack(
+            "!HHIIBBHHH", self.source, self.destination, self.sequence, 0, 0x50, flags, 512, 0, 0
+        )
+        size = 20 + len(tcp) + len(payload)
+        ip = struct.pack("!BBHIBBHII", 0x45, 0, size, 0, 64, 6, 0, 0x7F000001, 0x7F000001)
+        self.sequence += len(payload) + (1 if flags & SYN else 0)
+        return bytes(12) + IPV4_TYPE + ip + tcp + payload
+
+
+def capture_of(streams: int, events: int) -> Iterator[bytes]:
+    """Frames of so many streams side by side, each of so many content events, as a server that
+    writes each event at once sends them.
+    """
+    body = b'{"model":"m","stream":true,"messages":[]}'
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    servers = []
+    for number in range(streams):
+        client = _Side(40_000 + number, PORT)
+        server = _Side(PORT, 40_000 + number)
+        servers.append(server)
+        yield client.packet(b"", SYN)
+        yield server.packet(b"", SYN | ACK)
+        yield client.packet(head % len(body) + body)
+        yield server.packet(_HEAD + _chunk(_event("m", "")))
+    for number in range(events):
+        data = _chunk(_event("m", f" word{number}"))
+        for server in servers:
+            yield server.packet(data)
+    for server in servers:
+        yield server.packet(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+
+
+def write_capture(path: Path, packets: Iterator[bytes], *, gap_us: int) -> int:
+    """Write a capture file with packets so far apart; how many there are."""
+    count = 0
+    with path.open("wb") as file:
+        file.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 16, ETHERNET))
+        for packet in packets:
+            seconds, fraction = divmod(count * gap_us, 1_000_000)
+            file.write(struct.pack("<4I", 1_700_000_000 + seconds, fraction, *[len(packet)] * 2))
+            file.write(packet)
+            count += 1
+    return count
+
+
+def measure_offline(*, streams: int = 32, events: int = 1000) -> float:
+    """Packets a second that one core reads out of a capture file and makes exchanges of, by CPU
+    time. Raises RuntimeError when an event was not seen.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "streams.pcap"
+        packets = write_capture(path, capture_of(streams, events), gap_us=20_000 // streams)
+        tap = Tap(AnyServer(), NetworkConfig())
+        began = time.process_time()
+        parts = list(replay(path, tap, interval_ms=OFFLINE_REPORT_MS))
+        took_s = time.process_time() - began
+    seen = sum(len(p.chunk_deltas_us) + (p.chunk_base_ns is not None) for p in parts)
+    if seen != streams * events:
+        raise RuntimeError(f"{seen} of {streams * events} events were seen in the capture file")
+    return packets / took_s
 
 
 def measure_network(

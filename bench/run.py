@@ -12,6 +12,7 @@ BARS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "network.cpu_pct": "≤ 1.2",
             "network.events_lost": "0",
             "network.token_time_error_p99_us": "≤ 50",
+            "network.offline_pkts_per_s": "≥ 300,000",
             "engine.parse_ms": "≤ 0.3",
             "host.cpu_pct": "≤ 0.5",
             "agent.cpu_pct": "≤ 2",

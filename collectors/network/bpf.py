@@ -8,6 +8,8 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from latencyprism.collectors.network.frames import IPV6_EXTENSIONS
+
 MAX_PORTS: Final = 64
 """Ports of one program; a conditional jump reaches 255 instructions."""
 
@@ -67,9 +69,10 @@ class _Assembler:
 def server_filter(ports: Sequence[int], *, loopback: int | None = None) -> tuple[Instruction, ...]:
     """Program that keeps TCP from or to the ports when it has a payload or SYN, FIN or RST.
 
-    IPv4 and IPv6; later fragments and IPv6 with extension headers are dropped. What is sent on the
-    interface with the index ``loopback`` is dropped too: it is seen again as received. Raises
-    ValueError for no port, more than :data:`MAX_PORTS`, or a number that is no port.
+    Later fragments of TCP, and IPv6 with the extension headers that may stand before TCP, are rare
+    and kept whatever they hold: it can't be told here. What is sent on the interface with the index
+    ``loopback`` is dropped: it is seen again as received. Raises ValueError for no port, more than
+    :data:`MAX_PORTS`, or a number that is no port.
     """
     wanted = sorted(set(ports))
     if not 1 <= len(wanted) <= MAX_PORTS:
@@ -92,7 +95,7 @@ def server_filter(ports: Sequence[int], *, loopback: int | None = None) -> tuple
     a.add(LD_B_ABS, 9)
     a.jump(JEQ, 6, None, "drop")
     a.add(LD_H_ABS, 6)
-    a.jump(JSET, 0x1FFF, "drop", None)
+    a.jump(JSET, 0x1FFF, "keep", None)
     a.add(LDX_MSH, 0)  # X = length of the IP header
     a.add(LD_H_ABS, 2)
     a.add(ST, 0)  # M[0] = length of the packet
@@ -100,6 +103,8 @@ def server_filter(ports: Sequence[int], *, loopback: int | None = None) -> tuple
 
     a.label("ipv6")
     a.add(LD_B_ABS, 6)
+    for extension in sorted(IPV6_EXTENSIONS):
+        a.jump(JEQ, extension, "keep", None)
     a.jump(JEQ, 6, None, "drop")
     a.add(LDX_IMM, 40)
     a.add(LD_H_ABS, 4)

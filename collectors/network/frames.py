@@ -26,7 +26,7 @@ LINK_TYPES: Final = (NULL, ETHERNET, RAW_IP, LOOP, LINUX_SLL, IPV4, IPV6, LINUX_
 
 _FRAGMENT_OFFSET: Final = 0x1FFF
 _FRAGMENT_HEADER: Final = 44
-_EXTENSIONS: Final = frozenset({0, 43, _FRAGMENT_HEADER, 60})
+IPV6_EXTENSIONS: Final = frozenset({0, 43, _FRAGMENT_HEADER, 60})
 """Headers between that of IPv6 and TCP: hop-by-hop, routing, fragment, destination options."""
 _VLAN_TAGS = (b"\x81\x00", b"\x88\xa8", b"\x91\x00")
 IPV4_TYPE: Final = b"\x08\x00"
@@ -83,7 +83,7 @@ def segment(buffer: Buffer, at: int, end: int) -> Segment | None:
         tcp = at + 40
         key = buffer[at + 8 : at + 44]
         stop = tcp + length
-        if protocol in _EXTENSIONS:
+        if protocol in IPV6_EXTENSIONS:
             protocol, tcp, fragment = _extended(buffer, tcp, end, protocol)
             if tcp + 20 > end:
                 return None
@@ -106,7 +106,7 @@ def _extended(buffer: Buffer, at: int, end: int, protocol: int) -> tuple[int, in
     begins, and its place in a fragmented packet, in units of 8 bytes (0 for a first fragment).
     """
     fragment = 0
-    while protocol in _EXTENSIONS and at + 8 <= end:
+    while protocol in IPV6_EXTENSIONS and at + 8 <= end:
         if protocol == _FRAGMENT_HEADER:
             fragment |= int.from_bytes(buffer[at + 2 : at + 4], "big") >> 3
             size = 8

@@ -93,15 +93,25 @@ def test_drops_pure_acknowledgements_only(address: str, options: bytes) -> None:
         assert kept([8000], ip_packet(*ends, options=options, flags=ACK | flag))
 
 
+def test_keeps_what_may_hold_tcp_of_any_port() -> None:
+    fragment = bytearray(ip_packet(("10.0.0.1", 40000), ("10.0.0.2", 1), payload=b"x"))
+    extended = bytearray(ip_packet(("fd00::1", 40000), ("fd00::2", 1), payload=b"x"))
+    fragment[7] = 1
+    assert kept([8000], bytes(fragment))
+    for extension in (0, 43, 44, 60):
+        extended[6] = extension
+        assert kept([8000], bytes(extended))
+    extended[6] = 58  # ICMPv6
+    assert not kept([8000], bytes(extended))
+
+
 def test_drops_what_is_no_tcp_to_follow() -> None:
     packet = bytearray(ip_packet(("10.0.0.1", 40000), ("10.0.0.2", 8000), payload=b"x"))
-    udp, fragment = bytearray(packet), bytearray(packet)
+    udp = bytearray(packet)
     udp[9] = 17
-    fragment[7] = 1
 
     assert kept([8000], bytes(packet))
     assert not kept([8000], bytes(udp))
-    assert not kept([8000], bytes(fragment))
     assert not kept([8000], b"\x00" * 60)
 
 

@@ -100,3 +100,54 @@ def test_frames_without_ip_are_refused() -> None:
 
     assert frames.network_offset(frames.ETHERNET, arp, 0, len(arp)) is None
     assert frames.network_offset(frames.ETHERNET, bytes(12), 0, 12) is None
+
+
+def extended(*headers: tuple[int, bytes]) -> bytes:
+    """An IPv6 packet with these extension headers (kind, content behind the first byte)."""
+    packet = ip_packet(("fd00::1", 40000), ("fd00::2", 8000), sequence=7, payload=b"hello")
+    kinds = [kind for kind, _ in headers] + [6]
+    chain = b"".join(
+        bytes([after]) + content for (_, content), after in zip(headers, kinds[1:], strict=True)
+    )
+    size = (len(packet) - 40 + len(chain)).to_bytes(2, "big")
+    return packet[:4] + size + bytes([kinds[0]]) + packet[7:40] + chain + packet[40:]
+
+
+HOP_BY_HOP = (0, b"\0" + bytes(6))
+ROUTING = (43, b"\1" + bytes(14))
+DESTINATION = (60, b"\0" + bytes(6))
+FIRST_FRAGMENT = (44, b"\0\0\1" + bytes(4))
+LATER_FRAGMENT = (44, b"\0\1\0" + bytes(4))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [(HOP_BY_HOP,), (HOP_BY_HOP, ROUTING, DESTINATION), (FIRST_FRAGMENT,), (ROUTING,)],
+)
+def test_finds_tcp_behind_extension_headers(headers: tuple[tuple[int, bytes], ...]) -> None:
+    packet = extended(*headers)
+
+    found = frames.segment(packet, 0, len(packet))
+
+    assert found is not None
+    key, sequence, _, start, stop = found
+    assert (sequence, packet[start:stop]) == (7, b"hello")
+    assert frames.ends(key).destination_port == 8000
+
+
+def test_what_is_no_segment_is_told_by_kind() -> None:
+    later = extended(HOP_BY_HOP, LATER_FRAGMENT)
+    fragment = bytearray(ip_packet(CLIENT, SERVER, payload=b"hello"))
+    fragment[7] = 1
+    udp = bytearray(ip_packet(CLIENT, SERVER, payload=b"hello"))
+    udp[9] = 17
+
+    for packet, kind in (
+        (later, "IP fragments"),
+        (bytes(fragment), "IP fragments"),
+        (bytes(udp), "other packets"),
+        (b"E", "other packets"),
+        (extended(HOP_BY_HOP)[:44], "other packets"),
+    ):
+        assert frames.segment(packet, 0, len(packet)) is None
+        assert frames.refusal(packet, 0, len(packet)) == kind

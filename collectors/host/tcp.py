@@ -6,17 +6,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from latencyprism.collectors.host.files import Files
-
 TABLES = {socket.AF_INET: "tcp", socket.AF_INET6: "tcp6"}
 """Address family → its table."""
 LISTEN_CODE = "0A"
-
-
-def listeners(files: Files, port: int) -> set[int]:
-    """Inodes of the sockets that listen on a port in this network namespace."""
-    tables = (f"{files.proc}/net/{table}" for table in TABLES.values())
-    return {inode for table in tables for inode in listening(table, port)}
 
 
 def listening(table: str, port: int) -> Iterator[int]:

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from fake_machine import TABLE_HEAD, row
 
 from latencyprism.collectors.host import cgroups, files, numa, processes, system, tcp, threads
 from latencyprism.collectors.host.clock import clock_error
@@ -148,27 +149,14 @@ def write(path: Path, text: str = "") -> Path:
     return path
 
 
-def fake(tmp_path: Path) -> Files:
-    return Files(str(tmp_path / "proc"), str(tmp_path / "sys"))
-
-
 def test_listeners_of_a_port_and_no_others(tmp_path: Path) -> None:
-    head = "  sl  local_address rem_address st tx rx tr tm retrnsmt uid timeout inode\n"
-    row = "   0: 0100007F:{port:04X} 00000000:0000 {st} 0:0 0:0 0 0 0 {inode} 1\n"
-    write(
-        tmp_path / "proc/net/tcp",
-        head
-        + row.format(port=8000, st="0A", inode=11)
-        + row.format(port=8001, st="0A", inode=12)
-        + row.format(port=8000, st="01", inode=13),
-    )
-    write(
-        tmp_path / "proc/net/tcp6",
-        head + row.format(port=8000, st="0A", inode=21).replace("0100007F", "0" * 32),
+    table = write(
+        tmp_path / "tcp",
+        TABLE_HEAD + row(8000, 11) + row(8001, 12) + row(8000, 21) + row(8000, 13, state="01"),
     )
 
-    assert tcp.listeners(fake(tmp_path), 8000) == {11, 21}
-    assert tcp.listeners(Files(str(tmp_path / "none")), 8000) == set()
+    assert list(tcp.listening(str(table), 8000)) == [11, 21]
+    assert list(tcp.listening(str(tmp_path / "none"), 8000)) == []
 
 
 def test_kept_files_show_new_content_and_are_bounded(

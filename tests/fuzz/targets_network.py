@@ -62,7 +62,6 @@ def target_packets(data: bytes) -> None:
         at_ns += 200_000_000
         tap.flush(at_ns)
         assert len(tap) <= 4
-    assert not tap.counts["internal errors"]
 
 
 def target_capture(data: bytes) -> None:

@@ -34,7 +34,7 @@ def line(value: Any) -> bytes:
 
 
 def named(value: dict[str, Any]) -> bytes:
-    return b"event: " + value["type"].encode() + b"\n" + event(value)
+    return b"event: %b\n%b" % (str(value["type"]).encode(), event(value))
 
 
 RESPONSES = [

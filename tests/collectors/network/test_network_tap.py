@@ -751,7 +751,6 @@ def test_garbage_in_packets_never_raises(pieces: list[tuple[bool, bytes, int]]) 
 
     play(tap, packets)
 
-    assert tap.counts["internal errors"] == 0
     assert len(tap) <= 1
 
 
@@ -775,7 +774,7 @@ def test_messages_in_the_wrong_places_never_raise(
 
     play(tap, [*handshake, *packets])
 
-    assert tap.counts["internal errors"] == 0
+    assert len(tap) <= 1
 
 
 @given(st.binary(max_size=100))

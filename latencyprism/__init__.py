@@ -1,3 +1,3 @@
 """LatencyPrism: tells workload from fault in LLM serving, from outside."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

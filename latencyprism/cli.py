@@ -61,6 +61,13 @@ def fail(text: str) -> NoReturn:
     raise SystemExit(2)
 
 
+def tell_version(asked: bool) -> None:
+    """Print the version and exit, if asked."""
+    if asked:
+        typer.echo(f"latencyprism {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
@@ -71,6 +78,9 @@ def options(
         list[str] | None, typer.Option("--set", help="One setting, as key=value; repeatable.")
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log at level INFO.")] = False,
+    version: Annotated[  # noqa: ARG001 - acts when it is read
+        bool, typer.Option("--version", callback=tell_version, is_eager=True, help="And exit.")
+    ] = False,
 ) -> None:
     """Read the options that every command has."""
     level = logging.INFO if verbose else logging.WARNING
@@ -103,7 +113,10 @@ def demo(
 def up(
     context: typer.Context,
     engine: Annotated[
-        list[str] | None, typer.Option(help="URL of a server to watch; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="URL of a server to watch; repeatable. Those found on this host if none."
+        ),
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=16)] = 1,
     duration: Annotated[
@@ -115,7 +128,8 @@ def up(
 
     settings: Settings = context.obj
     engines = tuple(engine or ())
-    if not engines and not settings.collectors.engines:
+    looking = settings.collectors.discovery.enabled != "off"
+    if not engines and not settings.collectors.engines and not looking:
         fail("name at least one server: latencyprism up --engine http://127.0.0.1:8000")
     run(settings, engines, workers=workers, duration_s=duration, console=console)
 

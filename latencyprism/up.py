@@ -50,6 +50,8 @@ def up(
     try:
         with running_stack(settings, workers=workers, say=console.print) as stack:
             _say_what_is_missing(settings, console)
+            if not collectors.engines:
+                console.print("no server is named: watching those found on this host")
             agent = stack.supervisor.role("collect", "collect", config=stack.config)
             agent.wait_ready(READY_TIMEOUT_S)
             _watch(stack, stop, duration_s, console)

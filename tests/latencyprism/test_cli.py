@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from latencyprism import __version__
 from latencyprism.cli import app
 
 
@@ -24,7 +25,7 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("up",), "name at least one server"),
+        (("--set", "collectors.discovery.enabled=off", "up"), "name at least one server"),
         (("topics",), "needs a running Kafka"),
         (("record", "out"), "record reads a running system"),
         (("score", "nowhere", "nothing"), "nothing is no report"),
@@ -45,6 +46,10 @@ def test_what_is_wrong_is_said_in_words(
     assert done.returncode == 2
     assert words in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    assert run("--version", cwd=tmp_path).stdout == f"latencyprism {__version__}\n"
 
 
 def test_settings_hide_secrets(tmp_path: Path) -> None:

@@ -234,6 +234,7 @@ def measure_network(
     pipe, other = context.Pipe()
     traffic = context.Process(target=_run_traffic, args=(other, streams, tokens_per_s, seconds))
     traffic.start()
+    other.close()  # so that its end is heard if it fails
     heard, stop = _Heard(), threading.Event()
     source = NetworkSource([f"http://127.0.0.1:{pipe.recv()}"], NetworkConfig())
     thread = threading.Thread(target=source.run, args=(heard, stop))

@@ -28,7 +28,7 @@ SKEW_NS: Final = 1_000_000
 by far less than this."""
 CLOCK_STEP_NS: Final = 50_000_000
 """A change of the wall clock against the monotonic one between two reports that is no slewing."""
-LOOK_S: Final = 0.1
+LOOK_S: Final = 0.05
 """How often it is looked whether a ring fills up before the next report is due."""
 PLACES_S: Final = 2.0
 """How often it is looked where the servers are; more rarely where that takes long."""

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import logging
 import os
+import queue
 import random
 import resource
 import signal
@@ -251,7 +252,7 @@ class Agent:
             return
         try:
             config, others = self._reread()
-        except (ValueError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever a file holds, watching goes on
             self._refuse(error)
             return
         changed = [name for name in FIXED if getattr(config, name) != getattr(self._config, name)]
@@ -265,7 +266,7 @@ class Agent:
         self._followed = self._found
         try:
             self.apply(config)
-        except ValueError as error:
+        except Exception as error:  # noqa: BLE001 - such as of a library that takes no such value
             self._refuse(error)
             return False
         return True
@@ -360,16 +361,26 @@ def set_by_signals(events: Mapping[int, threading.Event]) -> Iterator[None]:
         yield
         return
 
-    def handle(number: int, _: object) -> None:
-        # From another thread: this one may hold the event's lock, which is not reentrant.
-        threading.Thread(target=events[number].set).start()
+    # From another thread: this one may hold the event's lock, which is not reentrant. Nor is the
+    # start of a thread; SimpleQueue.put is, so that signals may interrupt the handling of others.
+    arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
 
-    before = {number: signal.signal(number, handle) for number in events}
+    def set_events() -> None:
+        while number := arrived.get():
+            events[number].set()
+
+    thread = threading.Thread(target=set_events, name="signals", daemon=True)
+    thread.start()
+    before = {
+        number: signal.signal(number, lambda number, _: arrived.put(number)) for number in events
+    }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        arrived.put(0)
+        thread.join()
 
 
 def run_agent(

@@ -141,6 +141,7 @@ def test_settings_read_again_change_only_what_they_touch() -> None:
     [
         (ValueError("kafka.partitions: 0 is not greater than 0"), "kafka.partitions: 0"),
         (OSError("settings.toml: permission denied"), "permission denied"),
+        (RecursionError("brackets, ten thousand deep"), "ten thousand deep"),
         (config(engines=("a", "wrong")), "engine 'wrong'"),
     ],
 )
@@ -352,6 +353,36 @@ def test_signals_set_their_events_and_the_handlers_are_put_back() -> None:
         assert stop.wait(5)
 
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+STORM = textwrap.dedent("""
+    import signal, sys, threading
+    from latencyprism.collectors.agent import set_by_signals
+    reload = threading.Event()
+    with set_by_signals({signal.SIGHUP: reload}):
+        print("begins", flush=True)
+        sys.stdin.read()
+        assert reload.wait(5)
+    print("ended", threading.active_count(), flush=True)
+""")
+
+
+def test_a_storm_of_signals_does_no_harm() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STORM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begins\n"
+    until = time.monotonic() + 1
+    while time.monotonic() < until and process.poll() is None:
+        process.send_signal(signal.SIGHUP)
+    told, errors = process.communicate(timeout=10)
+
+    assert (told, errors) == ("ended 1\n", "")
 
 
 AGENT = textwrap.dedent("""

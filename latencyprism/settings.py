@@ -139,7 +139,7 @@ def _FileSource(path: Path) -> PydanticBaseSettingsSource:  # noqa: N802 chooses
         raise SettingsError(f"settings file {path}: there is no such file")
     try:
         source: PydanticBaseSettingsSource = kind(Settings, path)
-    except (ValueError, OSError) as e:
+    except (ValueError, OSError, RecursionError) as e:
         raise SettingsError(f"settings file {path}: {e}") from e
     return source
 
@@ -175,7 +175,7 @@ def _read_json(value: Any) -> Any:
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:
             return json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             return value
     return value
 
@@ -192,4 +192,6 @@ def _explain(problem: Any, flags: Mapping[str, Any]) -> str:
     message = problem["msg"].removeprefix("Input should be ")
     if problem["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{'.'.join(path)}: there is no such setting (from {where})"
-    return f"{'.'.join(path)}: {problem['input']!r} is not {message} (from {where})"
+    # A secret is wrong by its type alone, such as digits without quotes, and stands in logs then.
+    shown = "what it holds" if tuple(path[:2]) in SECRETS else repr(problem["input"])
+    return f"{'.'.join(path)}: {shown} is not {message} (from {where})"

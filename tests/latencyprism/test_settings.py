@@ -84,6 +84,8 @@ def test_an_unknown_part_in_the_environment_is_named(monkeypatch: pytest.MonkeyP
     [
         ("a.toml", "[kafka", "settings file .*a.toml"),
         ("a.json", "{", "settings file .*a.json"),
+        ("a.toml", "a = " + "[" * 5000, "settings file .*a.toml"),
+        ("a.json", "[" * 200_000, "settings file .*a.json"),
         ("a.yaml", "", "ends in neither .toml nor .json"),
         ("missing.toml", None, "there is no such file"),
         (
@@ -116,3 +118,13 @@ def test_secrets_are_hidden_on_request() -> None:
 
     assert "hunter" not in dump(settings, secrets=False)
     assert "hunter" not in repr(settings)
+
+
+def test_a_secret_of_the_wrong_type_is_not_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "prism.toml"
+    file.write_text("[kafka]\nsasl_password = 20262027\n")
+
+    with pytest.raises(SettingsError, match=r"kafka\.sasl_password: .* valid string") as refused:
+        load(file)
+
+    assert "20262027" not in str(refused.value)

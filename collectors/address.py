@@ -1,17 +1,30 @@
 """Addresses of inference servers, as people write them."""
 
+import re
 import socket
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import SplitResult, urlsplit
+
+_NO_HOST = re.compile(r"[\s\x00-\x1f\x7f]")
 
 
 def endpoint(url: str) -> SplitResult:
     """Parts of a server's base URL. Raises ValueError naming the URL and what is wrong."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    host = parts.hostname
+    if parts.username is not None or parts.password is not None:
+        # Not shown: it would stand in logs.
+        raise ValueError(
+            f"engine at {host!r}: its URL holds credentials, which would be published with its "
+            "name; set collectors.engine.token_file"
+        )
+    if parts.scheme not in ("http", "https") or not host:
         raise ValueError(f"engine {url!r}: expected http://host:port or https://host:port")
+    if _NO_HOST.search(host):
+        raise ValueError(f"engine {url!r}: {host!r} is no host")
     try:
         parts.port  # noqa: B018 - the property checks the number
+        host.encode("idna")  # the resolver does, and raises the same much later
     except ValueError as error:
         raise ValueError(f"engine {url!r}: {error}") from error
     return parts

@@ -18,10 +18,29 @@ def test_instance_of_a_url(url: str, instance: str) -> None:
     assert instance_of(url) == instance
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://h:1", "http://", "http://h:port"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000",
+        "ftp://h:1",
+        "http://",
+        "http://h:port",
+        "http://10.0.0.1 :8000",
+        "http://a\0b:80",
+        "http://a..b:80",
+        f"http://{'h' * 64}:80",
+    ],
+)
 def test_wrong_url_is_named(url: str) -> None:
     with pytest.raises(ValueError, match="engine "):
         instance_of(url)
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
+    with pytest.raises(ValueError, match="'h': its URL holds credentials") as refused:
+        instance_of("http://user:hunter2@h:8000")
+
+    assert "hunter2" not in str(refused.value)
 
 
 def test_port_of_a_url() -> None:

@@ -67,6 +67,43 @@ def test_model_name(text: bytes, expected: str | None) -> None:
 
 
 @pytest.mark.parametrize(
+    "prompt",
+    [
+        {
+            "messages": [
+                {"content": [{"type": "tool_use", "input": {"model": "said", "prompt": [1]}}]}
+            ]
+        },
+        {"messages": [{"tool_calls": [{"function": {"arguments": {"model": "said"}}}]}]},
+        {"response_format": {"json_schema": {"default": {"model": "said", "max_tokens": 9}}}},
+        {"metadata": {"model": "said"}, "stop": ['\\"', "{", '"model":"said"']},
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 100, 10_000])
+def test_what_a_prompt_holds_is_no_setting_of_the_request(
+    prompt: dict[str, Any], size: int
+) -> None:
+    padded = {"pad": "x" * 1000, **prompt, "options": {"num_predict": 5}, "model": "real"}
+    data = json.dumps(padded).encode()
+    request, answer = RequestScan(), AnswerScan()
+
+    for at in range(0, len(data), size):
+        request.feed(data[at : at + size])
+        answer.feed(data[at : at + size])
+
+    assert (request.model, request.max_tokens, request.prompt_tokens) == ("real", 5, None)
+    assert answer.model == "real"
+
+
+def test_a_form_names_no_model() -> None:
+    scan = RequestScan()
+
+    scan.feed(b'--b\r\nContent-Disposition: form-data; name="prompt"\r\n\r\nsay "model": "said"')
+
+    assert scan.model is None
+
+
+@pytest.mark.parametrize(
     ("prompt", "expected"),
     [("text", None), ([5, 6, 7], 3), ([5], 1), ([], None), ([[1, 2], [3]], None), (["a"], None)],
 )

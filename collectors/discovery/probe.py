@@ -2,6 +2,9 @@
 
 import http.client
 import json
+import socket
+import threading
+from contextlib import suppress
 from typing import Literal
 
 Answer = Literal["yes", "no", "later"]
@@ -16,7 +19,7 @@ PATHS = ("/metrics", "/v1/models", "/api/version")
 def probe(host: str, port: int, *, timeout_s: float) -> Answer:
     """Whether an inference server answers there; ``later`` while it is starting or hangs.
 
-    Blocks up to three times ``timeout_s`` for each read. Raises nothing.
+    Blocks up to six times ``timeout_s``: for three connections and three answers. Raises nothing.
     """
     later = False
     for path in PATHS:
@@ -35,12 +38,22 @@ def probe(host: str, port: int, *, timeout_s: float) -> Answer:
 
 def _get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    connection.connect()
+    # The connection's timeout is that of each read, so an answer that trickles would never end.
+    timer = threading.Timer(timeout_s, _end, (connection.sock,))
+    timer.start()
     try:
         connection.request("GET", path, headers={"User-Agent": "latencyprism"})
         response = connection.getresponse()
         return response.status, response.read(MAX_BYTES)
     finally:
+        timer.cancel()
         connection.close()
+
+
+def _end(connected: socket.socket) -> None:
+    with suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
 
 
 def confirms(path: str, body: bytes) -> bool:

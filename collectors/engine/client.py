@@ -99,6 +99,10 @@ class Client:
         self._base = parts.path.rstrip("/")
         self._token = token
         self._aborted = False
+        self._socket: socket.socket | None = None
+        self._response: http.client.HTTPResponse | None = None
+        """Both of the newest request: the connection forgets them before an answer that ends it has
+        come."""
         host = str(parts.hostname)
         self._connection: http.client.HTTPConnection
         if parts.scheme == "https":
@@ -172,7 +176,9 @@ class Client:
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         self._connection.request("GET", target, headers=headers)
-        return self._connection.getresponse()
+        self._socket = self._connection.sock
+        self._response = self._connection.getresponse()
+        return self._response
 
     def _read(self, response: http.client.HTTPResponse) -> bytes:
         body = response.read(MAX_BYTES + 1)
@@ -190,14 +196,17 @@ class Client:
     def abort(self) -> None:
         """Make a :meth:`get` that is under way in another thread fail at once."""
         self._aborted = True
-        sock = self._connection.sock
-        if sock is not None:
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        for sock in (self._connection.sock, self._socket):
+            if sock is not None:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection; the next :meth:`get` opens a new one."""
         self._connection.close()
+        if self._response is not None:
+            self._response.close()
+        self._socket = self._response = None
 
 
 def checked_page(content_type: str, body: bytes) -> bytes:

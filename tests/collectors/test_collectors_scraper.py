@@ -316,11 +316,13 @@ def test_no_page_is_failed_with_the_reason_and_the_next_good_one_is_read(
     assert failed.running is None
 
 
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
 def test_slow_drip_is_cut_at_the_total_deadline_while_watermarks_go_on(
-    engine: Engine, watch: Watch
+    engine: Engine, watch: Watch, connection: str
 ) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
+        handler.send_header("Connection", connection)
         handler.send_header("Content-Length", "1000")
         handler.end_headers()
         for _ in range(1000):

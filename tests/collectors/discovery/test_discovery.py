@@ -6,7 +6,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -335,6 +335,27 @@ def test_server_that_hangs_or_does_not_speak_http_is_asked_later() -> None:
         port = server.getsockname()[1]
         assert probe("127.0.0.1", port, timeout_s=0.05) == "later"
     assert probe("127.0.0.1", port, timeout_s=0.05) == "later"
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.0 200 OK\r\n\r\n"])
+def test_answer_that_trickles_holds_up_no_search(head: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answer = threading.Thread(target=_trickle, args=(server, head))
+        answer.start()
+        began = time.monotonic()
+        assert probe("127.0.0.1", server.getsockname()[1], timeout_s=0.1) == "later"
+        assert time.monotonic() - began < 2
+        answer.join(5)
+        assert not answer.is_alive()
+
+
+def _trickle(server: socket.socket, head: bytes) -> None:
+    connected, _ = server.accept()
+    with connected, suppress(OSError):
+        connected.sendall(head)
+        for _ in range(200):
+            connected.sendall(b"a: b\r\n")
+            time.sleep(0.02)
 
 
 PROGRAM = textwrap.dedent("""

@@ -3,6 +3,7 @@
 import logging
 import struct
 import threading
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -56,13 +57,13 @@ class _Functions(HistogramTier):
         self._calls: Counter[int] = Counter()
         self._banned: set[str] = set()
 
+    @abstractmethod
     def _load(self, watched: int) -> tuple[Probe, ...]:
         """The programs, which look up their process in the map ``watched``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _libraries(self, pid: int) -> list[str]:
         """Where the functions may be."""
-        raise NotImplementedError
 
     def follow(self, servers: Sequence[Server]) -> None:
         """See :meth:`Tier.follow`; reads the symbols of the libraries of new processes."""

@@ -4,6 +4,7 @@ A tier is open from the moment it is made; closing it takes everything out of th
 """
 
 import struct
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -151,7 +152,7 @@ class Parts:
         self._stack.close()
 
 
-class HistogramTier:
+class HistogramTier(ABC):
     """What all tiers with histograms in the kernel share."""
 
     name: TierName
@@ -167,9 +168,9 @@ class HistogramTier:
             self._parts.close()
             raise
 
+    @abstractmethod
     def _build(self) -> None:
         """Load and attach; what is made through the parts is given back when this raises."""
-        raise NotImplementedError
 
     def read(self, interval_s: float) -> dict[str, list[HistogramDelta]]:  # noqa: ARG002
         """See :meth:`Tier.read`."""

@@ -5,6 +5,7 @@ told of missing bytes cannot go on behind them.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, Literal, TypeAlias
 
@@ -31,7 +32,7 @@ _LONGEST_CHUNK: Final = 2 + 8 + 2 + 6
 _Step: TypeAlias = Callable[[bytes], bytes]
 
 
-class Messages:
+class Messages(ABC):
     """Reads one direction, given in order, in any pieces. A subclass takes what is found.
 
     Keeps no more than a head, or one line of a chunked body.
@@ -51,39 +52,41 @@ class Messages:
 
     # ------------------------------------------------------------------ what a subclass takes
 
+    @abstractmethod
     def on_start(self) -> None:
         """The first byte of a message came."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_head(self, head: bytes) -> int:
         """A head came, its empty line included. How long the body is: a number of bytes, or
         :data:`CHUNKED`, or :data:`UNTIL_CLOSE`. Raises RefusedError.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def on_body(self, data: bytes) -> None:
         """The next piece of the body came."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_hole(self, count: int, hole: Hole) -> None:
         """So many bytes of the body were not read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_end(self) -> None:
         """The message has ended."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def searchable(self) -> bool:
+        """Whether the body is a stream of events, of which a later chunk can be recognised; where
+        one can be, :meth:`on_lost_end` has to be made too.
+        """
 
     def on_lost_end(self) -> None:
         """The message has ended somewhere in a hole, and the next one follows."""
-        raise NotImplementedError
+        raise AssertionError(f"{type(self).__name__} has no searchable bodies")
 
-    def searchable(self) -> bool:
-        """Whether the body is a stream of events, of which a later chunk can be recognised."""
-        raise NotImplementedError
-
+    @abstractmethod
     def plausible(self, head: bytes) -> bool:
         """Whether a message can begin like this, of which more is to come."""
-        raise NotImplementedError
 
     # ------------------------------------------------------------------ what the owner calls
 

@@ -144,11 +144,12 @@ def test_a_server_is_found_timed_and_found_again_after_a_restart() -> None:
 # Gives up all that the agent does not keep for this source, and watches as nobody
 CAPPED = """
     import sys, threading
+    from latencyprism.collectors.config import CollectorConfig
     from latencyprism.collectors.kernel.config import KernelConfig
     from latencyprism.collectors.kernel.source import KernelSource
     from latencyprism.collectors.privileges import drop, needed
     from kernel_support import Heard
-    drop("65534", keep=needed(["kernel"], discovery=False))
+    drop("65534", keep=needed(CollectorConfig(engines=(sys.argv[1],), sources=("kernel",))))
     tiers = ("run_queue", "sockets", "frames", "tls", "gpu")
     source = KernelSource([sys.argv[1]], KernelConfig(
         tiers=tiers, measure=True, interval_ms=100, discover_s=0.2, vllm_version="0.32.0"))

@@ -1,13 +1,16 @@
 """OTLP over HTTP: ``POST /v1/traces`` on one event loop, in the thread that calls :func:`serve`."""
 
 import asyncio
+import logging
 import socket
 import threading
 import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from latencyprism.collectors.otlp.answers import accepted, status
 from latencyprism.collectors.otlp.receiver import Encoding, Receiver, ip_address
@@ -22,6 +25,10 @@ MAX_BODIES: Final = 4
 """Bodies that are read at once; further ones wait in the kernel."""
 BODY_S: Final = 10.0
 """Longest time that one body may take to come."""
+MORE: Final = 64
+"""Connections too many that are still answered; more are ended at once."""
+HEAD_S: Final = 10.0
+"""How often it is looked whether a connection has sent the head of a request since."""
 LOOK_S: Final = 0.05
 END_S: Final = 0.3
 GZIP: Final = 16 + zlib.MAX_WBITS
@@ -127,6 +134,40 @@ def _too_large(max_bytes: int) -> RefusedError:
     return RefusedError(413, "oversized messages", f"more than {max_bytes} bytes")
 
 
+class _Connection(H11Protocol):
+    """One connection, which is not kept for one that sends nothing, or its heads by the byte.
+
+    uvicorn answers the ones too many, but keeps them; :data:`MORE` are enough for that.
+    """
+
+    _looking: asyncio.TimerHandle | None = None
+    _seen: Any = None
+    """The request at the last look."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection, or end it."""
+        assert isinstance(transport, asyncio.Transport)
+        super().connection_made(transport)
+        assert self.limit_concurrency is not None
+        if len(self.connections) > self.limit_concurrency + MORE:
+            transport.abort()
+        else:
+            self._looking = self.loop.call_later(HEAD_S, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended."""
+        if self._looking is not None:
+            self._looking.cancel()
+        super().connection_lost(exc)
+
+    def _look(self) -> None:
+        if self.conn.their_state is h11.IDLE and self.cycle is self._seen:
+            self.transport.abort()
+            return
+        self._seen = self.cycle
+        self._looking = self.loop.call_later(HEAD_S, self._look)
+
+
 def serve(
     receiver: Receiver,
     listening: socket.socket,
@@ -144,7 +185,7 @@ async def _serve(
 ) -> None:
     config = uvicorn.Config(
         app,
-        http="h11",  # bounds the size of headers
+        http=_Connection,  # h11 bounds the size of headers
         ws="none",
         lifespan="off",
         log_config=None,
@@ -153,6 +194,8 @@ async def _serve(
         date_header=False,
         limit_concurrency=max_connections,
     )
+    # Each answer to one too many would be a line.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not stop.is_set() and not serving.done():  # noqa: ASYNC110 - no event of asyncio

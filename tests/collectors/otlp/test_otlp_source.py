@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from otlp_messages import TRACE, VLLM, Collected, message, span
 
+from latencyprism.collectors.otlp import http as otlp_http
 from latencyprism.collectors.otlp.config import OtlpConfig
 from latencyprism.collectors.otlp.grpc import SERVICE
 from latencyprism.collectors.otlp.source import OtlpSource
@@ -314,6 +315,22 @@ def test_a_crowd_of_idle_connections_is_bounded() -> None:
         for idle in crowd:
             idle.close()
         wait_for(lambda: running.post(b"")[0] == 200, "an answer after the crowd")
+
+
+def test_connections_that_send_no_request_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(otlp_http, "HEAD_S", 0.2)
+    with receiving(max_connections=4) as running, ExitStack() as stack:
+        crowd = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", running.http), timeout=5))
+            for _ in range(80)
+        ]
+        for number, connection in enumerate(crowd):
+            with suppress(OSError):
+                connection.sendall(b"POST /v1/tr" if number % 2 else b"")
+        for connection in crowd:
+            with suppress(ConnectionError):
+                assert connection.recv(1) == b""
+        assert running.post(message(span(VLLM)))[0] == 200
 
 
 def test_any_bytes_do_no_harm(running: Running) -> None:

@@ -97,6 +97,10 @@ class Follower:
             os.close(log.descriptor)
         self._moved, self._current, self._looked = [], None, False
 
+    def __del__(self) -> None:
+        # A source that is ended may be run again and go on where it was, so nobody calls close.
+        self.close()
+
     def open(self) -> None:
         """Open what is at the path unless it is open."""
         try:

@@ -258,6 +258,19 @@ def test_a_source_that_runs_again_goes_on_where_it_was(tmp_path: Path) -> None:
     assert source.counts["requests"] == 2
 
 
+def test_a_source_that_another_replaces_leaves_no_file_open(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    log.write_text("")
+    source = GatewaySource(ENGINES, GatewayConfig(files=(str(log),)))
+    source.prepare()
+    opened = sum(path.resolve() == log for path in Path("/proc/self/fd").iterdir())
+
+    del source
+
+    left = sum(path.resolve() == log for path in Path("/proc/self/fd").iterdir())
+    assert (opened, left) == (1, 0)
+
+
 def test_the_agent_makes_it_when_it_is_named() -> None:
     config = CollectorConfig(
         engines=ENGINES[:1], sources=("gateway",), gateway=GatewayConfig(files=("access.log",))

@@ -27,6 +27,8 @@ Packet: TypeAlias = tuple[int, Buffer, int, int]
 
 MAX_PACKET: Final = 1 << 18
 """No tool captures more of a packet, in bytes; a larger one means that the file is damaged."""
+LATEST_NS: Final = 1 << 62
+"""2116; a later time is none, and with what is added to it would soon fit no number of 64 bits."""
 
 _PCAP: Final = {
     b"\xd4\xc3\xb2\xa1": ("<", 1000),
@@ -139,6 +141,8 @@ def _pcapng(path: Path, buffer: mmap.mmap) -> Iterator[Packet]:
             interface = interfaces[number]
             if ticks is not None:
                 at_ns = interface.time_ns(ticks)
+                if not 0 <= at_ns < LATEST_NS:
+                    raise _damaged(path, body, "a time that is none")
             network = network_offset(interface.link_type, buffer, start, stop)
             if network is not None:
                 yield at_ns, buffer, network, stop

@@ -1,3 +1,4 @@
+import struct
 from contextlib import suppress
 from pathlib import Path
 
@@ -142,6 +143,15 @@ def test_errors_name_the_file_and_the_byte(tmp_path: Path, data: bytes, message:
         found(path)
 
     assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("seconds", [-(1 << 62), -2_000_000_000, 5_000_000_000, 1 << 62])
+def test_times_that_no_clock_has_are_refused(tmp_path: Path, seconds: int) -> None:
+    clock = option(14, struct.pack("<q", seconds))
+    data = section() + interface(frames.RAW_IP, clock) + enhanced(IP[0], START_NS // 1000)
+
+    with pytest.raises(ValueError, match="damaged at byte 68: a time that is none"):
+        found(saved(tmp_path / "a", data))
 
 
 def test_a_capture_without_packets(tmp_path: Path) -> None:

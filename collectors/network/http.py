@@ -27,6 +27,7 @@ USUAL_SEGMENT: Final = 4096
 _METHOD = re.compile(rb"[A-Z]{3,16} (?:[/*]|https?://)")
 _LONGEST_METHOD: Final = 16 + len(" https://")
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_ORIGIN = re.compile(rb"\Ahttps?://[^/]*")
 _ANSWER: Final = b"HTTP/1."
 _EVENT_END: Final = b"\n\n\r\n"
 """End of a chunk that ends with an event."""
@@ -198,7 +199,8 @@ class _Requests(Messages):
     def _open(self, method: str, head: _Head) -> tuple[Exchange | None, Dialect]:
         """The exchange that a request begins, if it is one to report, and what it speaks."""
         link = self._connection.link
-        path = head.path.partition(b"?")[0].decode("ascii", "replace")
+        # To a proxy the whole URL is sent, which may hold credentials.
+        path = _ORIGIN.sub(b"", head.path.partition(b"?")[0], count=1).decode("ascii", "replace")
         dialect = dialect_of(path) if method == "POST" else None
         if dialect is None and not link.ledger.every_path:
             link.ledger.counts["other requests"] += 1

@@ -217,6 +217,16 @@ def test_formats(
     assert part.state == "complete"
 
 
+@pytest.mark.parametrize("origin", ["http://engine:8000", "https://user:hunter2@engine"])
+def test_of_a_whole_url_the_path_is_told(origin: str) -> None:
+    wire = Wire()
+    asked = request({}, path=f"{origin}/v1/completions?x=http://a/b")
+
+    (part,) = play(make_tap(), [*wire.syn(), wire.client(asked)])
+
+    assert part.endpoint == "/v1/completions"
+
+
 def test_an_answer_that_is_no_stream_has_no_first_token() -> None:
     wire = Wire()
     body = {"model": "real", "usage": {"prompt_tokens": 5, "completion_tokens": 7}}

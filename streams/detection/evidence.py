@@ -375,6 +375,11 @@ class EvidenceBook:
                 surprise[index] = calibrator.surprise(value)
         return surprise
 
+    @property
+    def values(self) -> Floats:
+        """What the newest window brought, or what still holds; NaN where nothing is known."""
+        return self._values
+
     def fresh_values(self) -> Floats:
         """Values that the newest window brought itself, NaN elsewhere; for :meth:`learn`."""
         return np.where(self._fresh, self._values, np.nan)
@@ -384,8 +389,8 @@ class EvidenceBook:
         for index in np.flatnonzero(np.isfinite(values)).tolist():
             self._calibrators[index].learn(float(values[index]))
 
-    def notable(self, surprise: Floats, *, most: int = 8) -> tuple[Evidence, ...]:
-        """The most surprising signals, strongest first."""
+    def notable(self, surprise: Floats, values: Floats, *, most: int = 8) -> tuple[Evidence, ...]:
+        """The most surprising signals, strongest first, with the values that surprised."""
         if surprise.max() < NOTABLE:
             return ()
         order = np.argsort(-surprise)[:most]
@@ -393,7 +398,7 @@ class EvidenceBook:
             Evidence(
                 family=SIGNALS[index].family,
                 signal=SIGNALS[index].name,
-                observed=float(self._values[index]),
+                observed=float(values[index]),
                 baseline=self._calibrators[index].center,
                 surprise=float(surprise[index]),
             )

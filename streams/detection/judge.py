@@ -100,8 +100,11 @@ class MixtureJudge:
         self._demand = Demand()
         self._quarantine: deque[Lesson] = deque()
         self._recent: deque[Floats] = deque(maxlen=RECENT_WINDOWS)
+        self._recent_values: deque[Floats] = deque(maxlen=RECENT_WINDOWS)
         self._peak: Floats = np.zeros(len(SIGNALS))
         """Surprise of each signal, the largest of the recent windows."""
+        self._peak_values: Floats = np.full(len(SIGNALS), np.nan)
+        """What was measured when it was that surprising."""
         self._faulty: set[str] = set()
         self._steps = 0
         self._generation = 0
@@ -126,7 +129,10 @@ class MixtureJudge:
         )
         surprise = self._book.observe(observation)
         self._recent.append(surprise)
-        self._peak = np.maximum.reduce(list(self._recent))
+        self._recent_values.append(self._book.values)
+        recent = np.array(self._recent)
+        at = recent.argmax(axis=0), np.arange(len(SIGNALS))
+        self._peak, self._peak_values = recent[at], np.array(self._recent_values)[at]
         rows = stage_rows(observation, self._memory)
         views = {
             stage: self._stages[stage].view(found, observation.end_ns, self._support(stage))
@@ -158,7 +164,7 @@ class MixtureJudge:
                 )
                 for stage, found in views.items()
             ),
-            evidence=self._book.notable(self._peak),
+            evidence=self._book.notable(self._peak, self._peak_values),
             features=summary(observation),
             version=self.version,
         )
@@ -383,7 +389,7 @@ class MixtureJudge:
 
     def _fault_reason(self, stage: str) -> str:
         judge = self._stages[stage]
-        strongest = self._book.notable(self._peak, most=1)
+        strongest = self._book.notable(self._peak, self._peak_values, most=1)
         told = f"; {strongest[0].signal} is unusual" if strongest else "; nothing else is unusual"
         times = f"{1 + judge.effect:.1f} times"
         return f"{stage} lately took {times} what its workload explains{told}"

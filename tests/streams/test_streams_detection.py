@@ -267,6 +267,19 @@ def test_a_cause_seen_at_work_makes_the_fault_certain_sooner(change: Change, sig
     assert together.said.evidence[0].signal == signal
 
 
+def test_evidence_tells_the_value_that_surprised_also_when_it_is_over() -> None:
+    usual, stopped = with_host(), with_host(state="T")
+
+    def pulse(observation: Observation, at_s: float) -> Observation:
+        only = WARM_S + 1 <= at_s < WARM_S + 1.25
+        return stopped(observation, at_s) if only else usual(observation, at_s)
+
+    told = judged_warm("none", 0.0, change=pulse, host=True)
+    seen = [e for one in told for e in one.said.evidence if e.signal == "engine.stopped_share"]
+    assert len(seen) > 1, "a window and those in which it may still be at work"
+    assert {evidence.observed for evidence in seen} == {1.0}
+
+
 def test_a_cause_without_any_effect_is_no_fault() -> None:
     told = judged_warm("none", 0.0, change=with_host(throttled_ns=120_000_000), host=True)
     assert "fault" not in verdicts(told, 0, 100)

@@ -42,6 +42,8 @@ DECISIVE_FACTOR = {"ingress": 0.5, "prefill": 0.5, "decode": 0.5, "egress": 0.5,
 RECENT_WINDOWS = 4
 ENGINE_SILENCE_NS = 3_000_000_000
 """Without a scrape for this long the engine's counters explain nothing."""
+UNTIMED_NS = 10_000_000_000
+"""Requests that end for this long without a single token's time are seen by a gateway alone."""
 WORKLOAD_RATIO = 1.4
 UNEXPLAINED = 1.3
 """Surprise of a window, in decades, from which its workload hardly explains it."""
@@ -106,6 +108,10 @@ class MixtureJudge:
         self._peak_values: Floats = np.full(len(SIGNALS), np.nan)
         """What was measured when it was that surprising."""
         self._faulty: set[str] = set()
+        self._chunk_ns = 0
+        """End of the newest window with token times."""
+        self._untimed = False
+        """Whether a request ended since then: nothing tells of its tokens."""
         self._steps = 0
         self._generation = 0
         self._now_ns = 0
@@ -123,6 +129,10 @@ class MixtureJudge:
         """Score the observation, then learn from it; takes one or two milliseconds."""
         self._now_ns = observation.end_ns
         self._steps += len(observation.steps.end_ns)
+        if observation.chunks:
+            self._chunk_ns, self._untimed = observation.end_ns, False
+        elif observation.requests_finished > observation.requests_failed:
+            self._untimed = True
         self._demand.follow(
             observation.requests_started,
             float(np.nansum(observation.first_tokens.prompt_tokens)),
@@ -249,7 +259,10 @@ class MixtureJudge:
         if self._stages["decode"].model is None:
             missing = max(0, self.config.first_fit_steps - self._steps)
             return Decision(
-                verdict="unknown", reason=f"learning: {missing} more steps until the first verdict"
+                verdict="unknown",
+                reason=f"learning: {missing} more steps until the first verdict"
+                if missing
+                else "learning: the first fit is under way",
             )
         for stage in sorted(self._faulty):
             if self._stages[stage].recovered(observation.end_ns):
@@ -385,6 +398,9 @@ class MixtureJudge:
             if view is not None and view.novel is not None:
                 reason = f"{stage} with {view.novel} as never before: no verdict"
                 return Decision(verdict="unknown", reason=reason, view=view)
+        if self._untimed and self._now_ns - self._chunk_ns > UNTIMED_NS:
+            reason = "requests are seen when they end, but none of their tokens: no verdict"
+            return Decision(verdict="unknown", reason=reason)
         return Decision(verdict="normal", reason="as expected")
 
     def _fault_reason(self, stage: str) -> str:

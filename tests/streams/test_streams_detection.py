@@ -267,6 +267,34 @@ def test_a_cause_seen_at_work_makes_the_fault_certain_sooner(change: Change, sig
     assert together.said.evidence[0].signal == signal
 
 
+def test_requests_without_token_times_are_not_judged_and_silence_is() -> None:
+    judge = MixtureJudge()
+    judge.restore(learned(0))
+    last = simulated("none", 0.0)[LEARNED_WINDOWS]
+    judge.judge(replace(last, chunks=3))
+
+    def said(windows: int, **values: Any) -> list[Judgement]:
+        return [
+            judge.judge(
+                Observation(
+                    instance="a:1",
+                    model=None,
+                    start_ns=(start := last.end_ns + number * 250_000_000),
+                    end_ns=start + 250_000_000,
+                    closed_ns=start + 250_000_000,
+                    **values,
+                )
+            )
+            for number in range(windows)
+        ]
+
+    assert {one.verdict for one in said(80)} == {"normal"}, "nobody asks for anything"
+    ended = said(80, requests_started=1, requests_finished=1)
+    assert {one.verdict for one in ended[:30]} == {"normal"}
+    assert ended[-1].verdict == "unknown"
+    assert "none of their tokens" in ended[-1].reason
+
+
 def test_evidence_tells_the_value_that_surprised_also_when_it_is_over() -> None:
     usual, stopped = with_host(), with_host(state="T")
 

@@ -151,7 +151,9 @@ class Agent:
         groups = self._groups_for(config)
         gone = [group for group in self._groups if group not in groups]
         new = [group for group in groups if group not in self._groups]
-        _end(runner for group in gone for runner in group.runners)
+        if gone:
+            _end(runner for group in gone for runner in group.runners)
+            _give_memory_back()
         if config.cost != self._config.cost:
             for kind in self._shedder.shed:
                 self._resume(kind, "the ceilings were changed")

@@ -25,6 +25,7 @@ from latencyprism.collectors.publisher import KafkaPublisher, Publisher
 from latencyprism.collectors.runner import Runner, SourceState, ThreadClock
 from latencyprism.collectors.shedding import NOTHING, Cost, Decision, Share, Shedder
 from latencyprism.collectors.source import Source, UnavailableError
+from latencyprism.collectors.stacks.choice import Choice
 from latencyprism.schemas.codec import SchemaRegistry
 from latencyprism.schemas.connection import KafkaConfig
 from latencyprism.schemas.records import AgentSample, SourceHealth
@@ -414,12 +415,15 @@ def run_agent(
         registry=registry,
     )
 
+    choice, offsets = Choice(), dict[int, int]()
+
     def stacks(config: CollectorConfig) -> Sequence[Source]:
         from latencyprism.collectors.stacks.alerts import KafkaAlerts
         from latencyprism.collectors.stacks.source import StacksSource
 
-        alerts = partial(KafkaAlerts, kafka, registry)
-        return [StacksSource(config.engines, config.stacks, alerts)]
+        # What was heard and taken outlives a source that other servers replace.
+        alerts = partial(KafkaAlerts, kafka, registry, offsets=offsets)
+        return [StacksSource(config.engines, config.stacks, alerts, choice=choice)]
 
     def settings() -> tuple[CollectorConfig, Collection[str]]:
         assert reread is not None

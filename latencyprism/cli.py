@@ -423,11 +423,12 @@ def collect(
         return collectors(settings), settings.kafka
 
     settings: Settings = context.obj
+    kafka = _cluster(settings, "collect")
     announce = _announce(ready)
     run_agent(
         collectors(settings),
-        settings.kafka,
-        registry_for(settings.kafka),
+        kafka,
+        registry_for(kafka),
         reread=reread,
         observe=lambda _: announce(),
     )
@@ -446,7 +447,8 @@ def worker(
     _role(parent)
     settings: Settings = context.obj
     datadir = settings.data_dir / f"worker-{number}"
-    run_worker(settings.streams, settings.kafka, datadir=datadir, ready=_announce(ready))
+    kafka = _cluster(settings, "worker")
+    run_worker(settings.streams, kafka, datadir=datadir, ready=_announce(ready))
 
 
 @app.command()
@@ -456,7 +458,7 @@ def sink(context: typer.Context, ready: Ready = None, parent: Parent = None) -> 
 
     _role(parent)
     settings: Settings = context.obj
-    run_sink(settings.store, settings.kafka, ready=_announce(ready))
+    run_sink(settings.store, _cluster(settings, "sink"), ready=_announce(ready))
 
 
 @app.command()
@@ -485,7 +487,7 @@ def router(context: typer.Context, ready: Ready = None, parent: Parent = None) -
 
     _role(parent)
     settings: Settings = context.obj
-    run_router(settings.router, settings.kafka, ready=_announce(ready))
+    run_router(settings.router, _cluster(settings, "router"), ready=_announce(ready))
 
 
 @app.command()

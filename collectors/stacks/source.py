@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from latencyprism.collectors.host.source import local_servers
 from latencyprism.collectors.source import Emit
 from latencyprism.collectors.stacks.alerts import Alerts
+from latencyprism.collectors.stacks.choice import Choice
 from latencyprism.collectors.stacks.config import StacksConfig
 from latencyprism.collectors.stacks.profile import processes_of, take_profiles
 from latencyprism.collectors.stacks.pyspy import program
@@ -17,16 +18,16 @@ from latencyprism.schemas.topics import TELEMETRY_STACKS
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.4
-LATE_S = 60.0
-"""An alert that fired longer ago is passed over: what the processes do now is another matter."""
+POLL_S = 0.05
+"""Short, since ending takes this and what the alerts need to be closed."""
 
 
 class StacksSource:
-    """Takes stacks of a server's processes when an alert of it fires.
+    """Takes stacks of a server's processes when a fault of it fires or gets worse.
 
-    At most once in ``pause_s`` an instance, one instance at a time. ``alerts`` opens what tells of
-    them; ``processes`` gives those of the server at a port.
+    At most once in ``pause_s`` for one fingerprint of an instance, one instance at a time.
+    ``alerts`` opens what tells of them; ``processes`` gives those of the server at a port;
+    ``choice`` is what is remembered from the source before.
     """
 
     name = "stacks"
@@ -37,6 +38,7 @@ class StacksSource:
         config: StacksConfig,
         alerts: Callable[[], Alerts],
         *,
+        choice: Choice | None = None,
         processes: Callable[[int], Mapping[int, str]] = processes_of,
         wall_ns: Callable[[], int] = time.time_ns,
         monotonic_s: Callable[[], float] = time.monotonic,
@@ -44,11 +46,11 @@ class StacksSource:
         self._engines = engines
         self._config = config
         self._alerts = alerts
+        self._choice = choice or Choice()
         self._processes = processes
         self._wall_ns = wall_ns
         self._monotonic_s = monotonic_s
         self._counts: Counter[str] = Counter()
-        self._taken_s: dict[str, float] = {}
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -65,30 +67,34 @@ class StacksSource:
                 for alert in alerts.poll(POLL_S):
                     if self._wanted(alert, ports):
                         self._take(alert, ports[alert.instance], emit, stop)
+                    if stop.is_set():  # before the next is asked for: it may be cut short
+                        break
         finally:
             alerts.close()
 
     def _wanted(self, alert: Alert, ports: Mapping[str, int]) -> bool:
-        if alert.state != "firing" or alert.instance not in ports:
+        if alert.state == "resolved" or alert.instance not in ports:
             return False
-        if self._wall_ns() - alert.fired_ns > LATE_S * 1e9:
-            self._counts["late"] += 1
-            return False
-        before_s = self._taken_s.get(alert.instance)
-        if before_s is not None and self._monotonic_s() - before_s < self._config.pause_s:
-            self._counts["too soon"] += 1
-            return False
-        return True
+        refusal = self._choice.refusal(
+            alert,
+            pause_s=self._config.pause_s,
+            wall_ns=self._wall_ns(),
+            now_s=self._monotonic_s(),
+        )
+        if refusal is not None:
+            self._counts[refusal] += 1
+        return refusal is None
 
     def _take(self, alert: Alert, port: int, emit: Emit, stop: threading.Event) -> None:
-        self._taken_s[alert.instance] = self._monotonic_s()
+        began_s = self._monotonic_s()
         processes = self._processes(port)
         if not processes:
             self._counts["no process"] += 1
             logger.warning("No process of %s can be seen, so no stacks of it", alert.instance)
-        for profile in take_profiles(
-            alert.instance, processes, self._config, alert=alert, stop=stop
-        ):
+        profiles = take_profiles(alert.instance, processes, self._config, alert=alert, stop=stop)
+        if any(profile.samples for profile in profiles):
+            self._choice.took(alert, began_s)
+        for profile in profiles:
             self._counts["failed" if profile.error else "profiles"] += 1
             emit.sample(TELEMETRY_STACKS, profile)
             emit.watermark(TELEMETRY_STACKS, profile.instance, profile.observed_at_ns)

@@ -26,7 +26,11 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     ("arguments", "words"),
     [
         (("--set", "collectors.discovery.enabled=off", "up"), "name at least one server"),
-        (("topics",), "needs a running Kafka"),
+        (("topics",), "topics needs a running Kafka"),
+        (("collect",), "collect needs a running Kafka"),
+        (("worker",), "worker needs a running Kafka"),
+        (("sink",), "sink needs a running Kafka"),
+        (("router",), "router needs a running Kafka"),
         (("record", "out"), "record reads a running system"),
         (("score", "nowhere", "nothing"), "nothing is no report"),
         (("replay", "nowhere", "--report", "r.json"), "nowhere"),

@@ -310,7 +310,8 @@ def test_firing_alert_has_its_servers_processes_sampled(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("other", "counts"),
     [
-        (alert(state="updated"), {}),
+        (alert(state="updated"), {"no news": 1}),
+        (alert(verdict="workload"), {"no fault": 1}),
         (alert(state="resolved"), {}),
         (alert(instance="other:1"), {}),
         (alert(fired_ns=T0 - 120_000_000_000), {"late": 1}),
@@ -323,8 +324,8 @@ def test_other_alerts_are_passed_over(
 
 
 def test_an_instance_is_sampled_no_more_often_than_wished(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Each alert but the first asks for the time to be judged; one that is taken asks once more.
-    clock = iter([0.0, 30.0, 59.0, 61.0, 61.0])
+    # Each alert asks for the time to be judged; one that is taken asks once more.
+    clock = iter([0.0, 0.0, 30.0, 59.0, 61.0, 61.0])
     taken, counts = run(
         monkeypatch,
         alert(),

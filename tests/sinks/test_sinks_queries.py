@@ -617,7 +617,13 @@ def test_silent_or_late(client: "Client", config: StoreConfig) -> None:
 def test_collectors_health(client: "Client", config: StoreConfig) -> None:
     def agent(number: int, **values: Any) -> AgentSample:
         at = M0 + number * S
-        head: dict[str, Any] = {"instance": "h1", "source": "agent", "host": "h1", "boot_ns": M0, "uptime_s": 1.0}
+        head: dict[str, Any] = {
+            "instance": "h1",
+            "source": "agent",
+            "host": "h1",
+            "boot_ns": M0,
+            "uptime_s": 1.0,
+        }
         return AgentSample(**(head | {"observed_at_ns": at} | values))
 
     samples = [
@@ -656,7 +662,13 @@ def test_collectors_health(client: "Client", config: StoreConfig) -> None:
 @pytest.mark.clickhouse
 def test_stacks_at_alert(client: "Client", config: StoreConfig) -> None:
     def profile(number: int, **values: Any) -> StackProfile:
-        head: dict[str, Any] = {"instance": "a:1", "source": "stacks", "host": "h", "pid": 7, "role": "engine"}
+        head: dict[str, Any] = {
+            "instance": "a:1",
+            "source": "stacks",
+            "host": "h",
+            "pid": 7,
+            "role": "engine",
+        }
         told: dict[str, Any] = {"duration_ms": 5000.0, "rate_hz": 20.0, "samples": 100, "failed": 2}
         return StackProfile(**(head | told | {"observed_at_ns": M0 + number * S} | values))
 
@@ -686,8 +698,17 @@ def test_kernel_times(client: "Client", config: StoreConfig) -> None:
         waits = HistogramDelta(
             stage="run_queue", count=sum(counts), sum=0.002, bounds=(0.001, 0.01), counts=counts
         )
-        head: dict[str, Any] = {"instance": "a:1", "source": "kernel", "host": "h", "interval_ns": S}
-        told: dict[str, Any] = {"histograms": (waits,), "observed_at_ns": M0 + number * S, "lost": 1}
+        head: dict[str, Any] = {
+            "instance": "a:1",
+            "source": "kernel",
+            "host": "h",
+            "interval_ns": S,
+        }
+        told: dict[str, Any] = {
+            "histograms": (waits,),
+            "observed_at_ns": M0 + number * S,
+            "lost": 1,
+        }
         return KernelSample(**(head | told | values))
 
     samples = [kernel(1, (99.0, 0.0, 0.0)), kernel(2, (0.0, 1.0, 0.0)), kernel(61, (0.0, 0.0, 1.0))]

@@ -28,8 +28,8 @@ class Certificate:
         program = shutil.which("openssl")
         if program is None:
             raise FileNotFoundError("openssl")
-        wish = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-        names = "-addext subjectAltName=DNS:localhost,IP:127.0.0.1"
+        wish = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2"
+        names = "-subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1"
         files = ["-out", str(made.path), "-keyout", str(made.key)]
         subprocess.run(
             [program, *wish.split(), *names.split(), *files], check=True, capture_output=True

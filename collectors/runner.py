@@ -179,6 +179,8 @@ class Runner:
             except (PermissionError, UnavailableError) as refused:
                 self._give_up(refused, stop)
                 return
+            except OSError as trouble:  # of the machine or the network, and says which
+                error = str(trouble)
             except Exception as crash:  # the other sources must go on
                 logger.exception("Source %s crashed", self.name)
                 error = f"{type(crash).__name__}: {crash}"

@@ -199,8 +199,9 @@ class Follower:
         trouble = error.strerror or str(error)
         if trouble == self._trouble:
             return
+        known = self._current is not None or bool(self._trouble)
         self._trouble = trouble
-        if absent:  # for a moment in every rotation
+        if absent and known:  # for a moment in every rotation
             logger.info("%s does not exist; waiting for it", self.path)
         else:
             self._counts["times a log could not be read"] += 1

@@ -56,6 +56,22 @@ def test_stop_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runner.status.state == "stopped"
 
 
+def test_trouble_of_the_machine_is_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runner_module, "FIRST_BACKOFF_S", 20.0)
+    monkeypatch.setattr(runner_module, "LONGEST_BACKOFF_S", 20.0)
+    runner = runner_of(Failing("otlp", OSError("cannot listen on 127.0.0.1:4317")))
+    runner.start()
+    wait_for(lambda: runner.status.state == "backoff")
+    runner.stop()
+
+    assert runner.join(1)
+    assert runner.status.error == "cannot listen on 127.0.0.1:4317"
+    assert "cannot listen on 127.0.0.1:4317" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.parametrize("refusal", [PermissionError("no"), UnavailableError("no")])
 def test_source_that_is_not_permitted_is_left_alone(refusal: Exception) -> None:
     source = Failing("network", refusal)

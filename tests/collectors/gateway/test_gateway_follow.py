@@ -238,6 +238,18 @@ def test_a_directory_or_a_pipe_is_waited_out(
     assert counts["times a log could not be read"] == 1
 
 
+def test_a_path_that_never_was_is_told_of_once(
+    path: Path, counts: Counter[str], clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = follower(path, counts, clock)
+    assert [lines(log) for _ in range(3)] == [[]] * 3
+
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", f"{path} cannot be read (No such file or directory); waiting for it")
+    ]
+    assert counts["times a log could not be read"] == 1
+
+
 def test_a_file_that_may_not_be_read_is_waited_out(
     path: Path, counts: Counter[str], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ BURST_SHARE: Final = 0.1
 tokens of one iteration, or bytes that were held up and came together."""
 COALESCED_MS: Final = 0.5
 """Shorter gaps of a stream are never steps of their own, whatever is usual."""
+UNKNOWN_MS: Final = 2.0
+"""What a step is taken to last before any gap is known: longer than writing one out takes."""
 
 
 class StepRecovery:
@@ -77,7 +79,7 @@ class StepRecovery:
         told = chunk_gaps_ms[chunk_gaps_ms > COALESCED_MS]
         self._gaps_ms = np.concatenate((self._gaps_ms, told))[-GAPS_KEPT:]
         if not len(self._gaps_ms):
-            return 2 * COALESCED_MS
+            return UNKNOWN_MS
         return float(np.quantile(self._gaps_ms, 0.25))
 
     def _report(self, events: Chunks, heads: Ints, occupancy: Occupancy) -> Steps:

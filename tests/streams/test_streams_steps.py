@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated_engine import INSTANCE, MS, T0, Stream, TrueStep, parts_of, run_engine, timing
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from latencyprism.schemas.records import RequestTiming, StepBatch
@@ -162,6 +162,7 @@ def test_events_that_come_late_make_no_step() -> None:
     tokens=st.lists(st.integers(2, 40), min_size=8, max_size=8),
     step_ms=st.integers(5, 40),
 )
+@example(arrivals=[170, 170], tokens=[2] * 8, step_ms=39)
 def test_any_load_gives_its_steps(arrivals: list[int], tokens: list[int], step_ms: int) -> None:
     streams = [
         Stream(name=f"s{i}", arrival=at, tokens=count, prompt_tokens=10)

@@ -11,7 +11,7 @@ LATE_S: Final = 60.0
 MOST_IN_PAUSE: Final = 3
 """Profiles of one instance within the pause, each of another fingerprint."""
 MAX_REMEMBERED: Final = 4096
-"""Alerts, and instances, that are remembered; the oldest are forgotten beyond it."""
+"""Problems, and instances, that are remembered; the oldest are forgotten beyond it."""
 RANK: Final[Mapping[Severity, int]] = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -19,8 +19,8 @@ class Choice:
     """Remembers what alerts said and what was sampled; kept over a restart of the source."""
 
     def __init__(self) -> None:
-        self._severities: OrderedDict[str, int] = OrderedDict()
-        """Alert → rank of the highest severity it had as a fault; -1 before it was one."""
+        self._severities: OrderedDict[tuple[str, int], int] = OrderedDict()
+        """Fingerprint and time of firing → rank of the highest severity so far."""
         self._taken: OrderedDict[str, deque[tuple[float, str]]] = OrderedDict()
         """Instance → when, and for which fingerprint, stacks of it were taken."""
 
@@ -30,15 +30,10 @@ class Choice:
         Wanted is a fault that fires, or whose severity rises, of which the instance has no
         profile of the last ``pause_s`` yet.
         """
-        rank = RANK[alert.severity] if alert.verdict == "fault" else -1
-        known = self._severities.get(alert.alert_id)
-        self._severities[alert.alert_id] = rank if known is None else max(rank, known)
-        self._severities.move_to_end(alert.alert_id)
-        if len(self._severities) > MAX_REMEMBERED:
-            self._severities.popitem(last=False)
-        raised = alert.state == "updated" and known is not None and rank > known
         if alert.verdict != "fault":
             return "no fault"
+        rank, known = RANK[alert.severity], self._severity(alert)
+        raised = alert.state == "updated" and known is not None and rank > known
         if alert.state != "firing" and not raised:
             return "no news"
         told_ns = alert.updated_ns if raised else alert.fired_ns
@@ -52,6 +47,15 @@ class Choice:
         if alert.fingerprint in recent or len(recent) >= MOST_IN_PAUSE:
             return "too soon"
         return None
+
+    def _severity(self, alert: Alert) -> int | None:
+        """The highest rank before this record of the problem, which is remembered from now on."""
+        key, rank = (alert.fingerprint, alert.fired_ns), RANK[alert.severity]
+        known = self._severities.pop(key, None)
+        self._severities[key] = rank if known is None else max(rank, known)
+        if len(self._severities) > MAX_REMEMBERED:
+            self._severities.popitem(last=False)
+        return known
 
     def took(self, alert: Alert, now_s: float) -> None:
         """Stacks were taken for the alert."""

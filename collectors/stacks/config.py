@@ -15,7 +15,8 @@ class StacksConfig:
     rate_hz: Annotated[int, Ge(1), Le(20)] = 20
     """Stacks a second."""
     pause_s: Annotated[float, Ge(1)] = 60.0
-    """Shortest time between two profiles of one instance when alerts ask for them."""
+    """Shortest time between two profiles of one problem when alerts ask for them; within it, at
+    most 3 of one instance."""
     processes: Annotated[int, Ge(1), Le(16)] = 4
     """Most processes of a server that are sampled, side by side: its core and workers first."""
     program: str = ""

@@ -86,14 +86,15 @@ class StacksSource:
         return refusal is None
 
     def _take(self, alert: Alert, port: int, emit: Emit, stop: threading.Event) -> None:
-        began_s = self._monotonic_s()
         processes = self._processes(port)
         if not processes:
             self._counts["no process"] += 1
             logger.warning("No process of %s can be seen, so no stacks of it", alert.instance)
         profiles = take_profiles(alert.instance, processes, self._config, alert=alert, stop=stop)
         if any(profile.samples for profile in profiles):
-            self._choice.took(alert, began_s)
+            self._choice.took(alert, self._monotonic_s())
+        elif stop.is_set():  # cut short: the alert is there again when the source is
+            return
         for profile in profiles:
             self._counts["failed" if profile.error else "profiles"] += 1
             emit.sample(TELEMETRY_STACKS, profile)

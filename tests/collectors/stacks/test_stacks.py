@@ -15,6 +15,7 @@ from latencyprism.collectors.publisher import MemoryPublisher
 from latencyprism.collectors.source import UnavailableError
 from latencyprism.collectors.stacks import profile as profile_module
 from latencyprism.collectors.stacks import source as source_module
+from latencyprism.collectors.stacks.choice import Choice
 from latencyprism.collectors.stacks.config import StacksConfig
 from latencyprism.collectors.stacks.profile import processes_of, take_profiles
 from latencyprism.collectors.stacks.pyspy import Sampled, program, sample
@@ -338,6 +339,47 @@ def test_an_instance_is_sampled_no_more_often_than_wished(monkeypatch: pytest.Mo
 
     assert [profile.alert_id for profile in taken] == ["a1", "a4"]
     assert counts == {"profiles": 2, "too soon": 2}
+
+
+def test_a_profile_that_is_cut_short_is_left_to_the_next_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop, choice, publisher = threading.Event(), Choice(), MemoryPublisher()
+    dealt_with: list[str] = []
+
+    class Waiting(Told):
+        def poll(self, timeout_s: float) -> Iterator[Alert]:  # noqa: ARG002 - as all alerts
+            yield alert()
+            dealt_with.append("a1")
+
+    def ended(*_: object) -> Sampled:
+        stop.set()
+        return Sampled(profile=None, failed=0, duration_s=0.1, error="ended early")
+
+    def source() -> StacksSource:
+        return StacksSource(
+            ("http://127.0.0.1:8000",),
+            ONCE,
+            Waiting,
+            choice=choice,
+            processes=lambda port: {port: "core"},
+            wall_ns=lambda: T0,
+        )
+
+    monkeypatch.setattr(profile_module, "sample", ended)
+    monkeypatch.setattr(source_module, "program", lambda _: "py-spy")
+    source().run(publisher, stop)
+    assert (dealt_with, publisher.flush()) == ([], [])
+
+    def taken(*_: object) -> Sampled:
+        stop.set()
+        return fake_sample(1)
+
+    stop.clear()
+    monkeypatch.setattr(profile_module, "sample", taken)
+    source().run(publisher, stop)
+    (packed,) = publisher.flush()
+    assert [profile.alert_id for profile in packed.pack.samples] == ["a1"]
 
 
 def test_source_without_py_spy_is_unavailable() -> None:

@@ -5,7 +5,8 @@ from dataclasses import replace
 from latencyprism.collectors.stacks.choice import Choice
 from latencyprism.schemas.records import Alert
 
-T0 = 1_764_547_200_000_000_000
+S = 1_000_000_000
+T0 = 1_764_547_200 * S
 FAULT = Alert(
     alert_id="a1",
     fingerprint="f1",
@@ -56,12 +57,24 @@ def test_other_faults_of_an_instance_are_taken_within_the_pause_but_no_more_than
 
 
 def test_a_fault_that_gets_worse_is_news_once() -> None:
+    # Every record of a problem has an id of its own, as the streams write them.
     choice = Choice()
     choice.refusal(FAULT, pause_s=60.0, wall_ns=T0, now_s=0.0)
-    worse = replace(FAULT, state="updated", severity="critical")
-    assert refusal(choice, replace(worse, severity="warning"), 1.0) == "no news"
-    assert refusal(choice, worse, 2.0) is None
-    assert refusal(choice, worse, 70.0) == "no news"
+    same = replace(FAULT, alert_id="a2", state="updated")
+    worse = replace(same, alert_id="a3", severity="critical", updated_ns=T0 + 90 * S)
+    assert refusal(choice, same, 1.0) == "no news"
+    assert refusal(choice, worse, 90.0) is None
+    assert refusal(choice, replace(worse, alert_id="a4"), 170.0) == "no news"
+
+
+def test_a_problem_that_fires_again_is_news_again() -> None:
+    choice = Choice()
+    worst = replace(FAULT, severity="critical")
+    again = replace(FAULT, alert_id="b1", fired_ns=T0 + 90 * S, updated_ns=T0 + 90 * S)
+    worse = replace(again, alert_id="b2", state="updated", severity="critical")
+    assert refusal(choice, worst) is None
+    assert choice.refusal(again, pause_s=60.0, wall_ns=T0 + 90 * S, now_s=90.0) is None
+    assert refusal(choice, worse, 91.0) is None
 
 
 def test_an_alert_of_long_ago_tells_nothing_of_now() -> None:

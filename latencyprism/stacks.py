@@ -20,7 +20,8 @@ def profiles(*, engine: str | None, pid: int | None, config: StacksConfig) -> li
     """Profiles of one process, or of those of the server at a URL of this machine.
 
     Blocks while stacks are taken. Raises ValueError unless exactly one of both is given,
-    LookupError when no process of the server can be seen, OSError without py-spy.
+    LookupError when no process of the server can be seen or no stack of any could be taken, OSError
+    without py-spy.
     """
     if (engine is None) == (pid is None):
         raise ValueError("name what to look into: either --engine URL or --pid NUMBER")
@@ -35,9 +36,13 @@ def profiles(*, engine: str | None, pid: int | None, config: StacksConfig) -> li
         assert pid is not None
         instance, processes = f"pid {pid}", {pid: "process"}
     try:
-        return take_profiles(instance, processes, config)
+        taken = take_profiles(instance, processes, config)
     except UnavailableError as error:
         raise OSError(str(error)) from error
+    if not any(profile.samples for profile in taken):
+        why = "; ".join(f"process {profile.pid}: {profile.error}" for profile in taken)
+        raise LookupError(f"no stacks of {instance} could be taken: {why}")
+    return taken
 
 
 def render(taken: Sequence[StackProfile]) -> RenderableType:

@@ -24,7 +24,7 @@ from latencyprism.collectors.privileges import NEEDED, drop, needed
 from latencyprism.collectors.publisher import KafkaPublisher, Publisher
 from latencyprism.collectors.runner import Runner, SourceState, ThreadClock
 from latencyprism.collectors.shedding import NOTHING, Cost, Decision, Share, Shedder
-from latencyprism.collectors.source import Source, UnavailableError
+from latencyprism.collectors.source import AbsentError, Source, UnavailableError
 from latencyprism.collectors.stacks.choice import Choice
 from latencyprism.schemas.codec import SchemaRegistry
 from latencyprism.schemas.connection import KafkaConfig
@@ -213,7 +213,8 @@ class Agent:
         except UnavailableError as error:
             if str(error) not in self._refusals:
                 self._refusals.add(str(error))
-                logger.warning("Source %s is not available: %s", planned.name, error)
+                level = logging.INFO if isinstance(error, AbsentError) else logging.WARNING
+                logger.log(level, "Source %s is not available: %s", planned.name, error)
             return _Group(planned, unavailable=str(error))
         runners = [Runner(source, self._leading.of(source.name), self._rng) for source in sources]
         return _Group(planned, runners)

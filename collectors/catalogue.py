@@ -91,9 +91,9 @@ def _network_source(config: CollectorConfig) -> Sequence[Source]:
 def _xpu_source(config: CollectorConfig) -> Sequence[Source]:
     from latencyprism.collectors.xpu import source
 
-    reason = source.unavailable(config.xpu)
-    if reason is not None:
-        raise UnavailableError(reason)
+    refusal = source.unavailable(config.xpu)
+    if refusal is not None:
+        raise refusal
     return [source.XpuSource(config.engines, config.xpu)]
 
 

@@ -11,6 +11,10 @@ class UnavailableError(Exception):
     """This machine does not permit a source; the message says why and what to do."""
 
 
+class AbsentError(UnavailableError):
+    """This machine does not have what a source watches, so there is nothing to mend."""
+
+
 class Emit(Protocol):
     """Where a source hands its samples; never blocks, never raises."""
 

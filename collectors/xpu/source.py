@@ -27,8 +27,8 @@ LEAVE_S = 0.3
 """How long the ways may take to end; one that hangs is left behind."""
 
 
-def unavailable(config: XpuConfig) -> str | None:
-    """Why no accelerator can be read here, in words; None when one can."""
+def unavailable(config: XpuConfig) -> UnavailableError | None:
+    """Why no accelerator can be read here; None when one can."""
     return missing(config)
 
 

@@ -1,12 +1,14 @@
 """All ways of reading accelerators, nearest first."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from typing import Final
 
 from latencyprism.collectors.address import endpoint
 from latencyprism.collectors.host.files import Files
-from latencyprism.collectors.source import UnavailableError
+from latencyprism.collectors.source import AbsentError, UnavailableError
+from latencyprism.collectors.xpu import sysfs
 from latencyprism.collectors.xpu.amd import Amd
 from latencyprism.collectors.xpu.config import Way as WayName
 from latencyprism.collectors.xpu.config import XpuConfig
@@ -15,7 +17,10 @@ from latencyprism.collectors.xpu.intel import Intel
 from latencyprism.collectors.xpu.pages import Pages
 from latencyprism.collectors.xpu.poller import Way
 from latencyprism.collectors.xpu.reading import Devices
-from latencyprism.collectors.xpu.tpu_kinds import host_and_port, kind_of_tpu
+from latencyprism.collectors.xpu.tpu_kinds import ACCELERATOR, host_and_port, kind_of_tpu
+
+DISPLAY: Final[Mapping[str, str]] = {"0x10de": "0x03", "0x1002": "0x03", "0x8086": "0x0380"}
+"""PCI vendor (NVIDIA, AMD, Intel) → begin of the class of its display controllers that compute."""
 
 
 def ways(config: XpuConfig) -> list[Way]:
@@ -41,8 +46,10 @@ def ways(config: XpuConfig) -> list[Way]:
     return found
 
 
-def missing(config: XpuConfig) -> str | None:
-    """Why there is nothing to read here, in words; None when there is. Takes some milliseconds.
+def missing(config: XpuConfig) -> UnavailableError | None:
+    """Why there is nothing to read here; None when there is. Takes some milliseconds.
+
+    An :class:`AbsentError`, short, where the machine has no accelerator; else what each way lacks.
 
     An exporter counts as there: it may come up at any time. Raises ValueError as :func:`ways`.
     """
@@ -56,7 +63,26 @@ def missing(config: XpuConfig) -> str | None:
             reasons.append(f"{way.name}: {error}")
         else:
             return None
-    return "; ".join(reasons) or "no way of reading accelerators is enabled"
+    if not reasons:
+        return UnavailableError("no way of reading accelerators is enabled")
+    if not _on_the_bus(Files(sys=config.sys)):
+        return AbsentError(f"no accelerator on this host ({', '.join(config.ways)})")
+    return UnavailableError("; ".join(reasons))
+
+
+def _on_the_bus(files: Files) -> bool:
+    """Whether there is a PCI device that could be one, with a driver or without.
+
+    A processing accelerator, or a display controller of a vendor whose ones compute; of Intel not
+    the VGA controller, which is part of most of its processors.
+    """
+    folder = f"{files.sys}/bus/pci/devices"
+    for name in files.names(folder):
+        kind = sysfs.once(files, f"{folder}/{name}/class") or ""
+        vendor = sysfs.once(files, f"{folder}/{name}/vendor") or ""
+        if kind.startswith((ACCELERATOR, DISPLAY.get(vendor, ACCELERATOR))):
+            return True
+    return kind_of_tpu(files) is not None
 
 
 def _nvidia(config: XpuConfig) -> Devices:

@@ -28,7 +28,7 @@ from latencyprism.collectors.catalogue import Planned
 from latencyprism.collectors.config import CollectorConfig, CostConfig, PublishConfig
 from latencyprism.collectors.discovery.config import DiscoveryConfig
 from latencyprism.collectors.publisher import MemoryPublisher
-from latencyprism.collectors.source import Source, UnavailableError
+from latencyprism.collectors.source import AbsentError, Source, UnavailableError
 from latencyprism.schemas.records import AgentSample
 from latencyprism.schemas.topics import TELEMETRY_AGENTS
 
@@ -83,6 +83,23 @@ def test_unavailable_source_is_reported_with_its_reason() -> None:
         (_, xpu) = agent.status().sources
 
     assert (xpu.name, xpu.state, xpu.error) == ("xpu", "unavailable", "no GPU")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "level"), [(UnavailableError, "WARNING"), (AbsentError, "INFO")]
+)
+def test_what_the_machine_does_not_have_is_no_warning(
+    refusal: type[UnavailableError], level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: CollectorConfig) -> Sequence[Source]:
+        raise refusal("no accelerator")
+
+    caplog.set_level("INFO", "latencyprism.collectors")
+    Agent(config(), MemoryPublisher(), plan=lambda c: [Planned("xpu", (), refuse, c)])
+
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        (level, "Source xpu is not available: no accelerator")
+    ]
 
 
 def test_source_that_does_not_stop_holds_the_agent_up_only_so_long(

@@ -399,11 +399,14 @@ def test_the_loader_finds_the_library_by_its_name(library: Path, host: Host) -> 
 @pytest.mark.skipif(
     bool(list(Path("/dev").glob("nvidia[0-9]*"))), reason="this host has a real NVIDIA driver"
 )
-def test_without_the_library_the_source_is_unavailable_in_words() -> None:
+def test_without_the_library_the_source_is_unavailable_in_words(tmp_path: Path) -> None:
+    (card := tmp_path / "bus/pci/devices/0000:3b:00.0").mkdir(parents=True)
+    (card / "vendor").write_text("0x10de\n")
+    (card / "class").write_text("0x030200\n")
     code = (
         "from latencyprism.collectors.xpu.config import XpuConfig;"
         "from latencyprism.collectors.xpu.source import unavailable;"
-        "print(unavailable(XpuConfig(ways=('nvidia',))))"
+        f"print(unavailable(XpuConfig(ways=('nvidia',), sys={str(tmp_path)!r})))"
     )
 
     assert "libnvidia-ml.so.1 was not found" in run_python(code)

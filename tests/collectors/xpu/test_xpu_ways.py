@@ -5,6 +5,7 @@ import pytest
 from xpu_sysfs import amd_card, intel_card
 from xpu_tpu import tpu_machine
 
+from latencyprism.collectors.source import AbsentError
 from latencyprism.collectors.xpu import ways as finding
 from latencyprism.collectors.xpu.config import XpuConfig
 from latencyprism.collectors.xpu.source import unavailable
@@ -24,14 +25,46 @@ def test_the_machine_itself_comes_before_exporters() -> None:
     ]
 
 
-def test_what_is_missing_is_told_of_every_way(tmp_path: Path) -> None:
+def pci_device(sys: Path, vendor: str, kind: str) -> None:
+    folder = sys / "bus/pci/devices/0000:3b:00.0"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"{vendor}\n")
+    (folder / "class").write_text(f"{kind}\n")
+
+
+@pytest.mark.parametrize("device", [None, ("0x1a03", "0x030000"), ("0x8086", "0x030000")])
+def test_a_machine_without_accelerators_is_told_so_in_a_few_words(
+    tmp_path: Path, device: tuple[str, str] | None
+) -> None:
+    if device:
+        pci_device(tmp_path, *device)
+    absent = unavailable(XpuConfig(ways=("amd", "intel"), sys=str(tmp_path)))
+
+    assert isinstance(absent, AbsentError)
+    assert str(absent) == "no accelerator on this host (amd, intel)"
+
+
+@pytest.mark.parametrize(
+    ("vendor", "kind"),
+    [
+        ("0x10de", "0x030200"),
+        ("0x1002", "0x030000"),
+        ("0x8086", "0x038000"),
+        ("0x1da3", "0x120000"),
+    ],
+)
+def test_of_a_device_without_a_driver_every_way_is_told(
+    tmp_path: Path, vendor: str, kind: str
+) -> None:
+    pci_device(tmp_path, vendor, kind)
     config = XpuConfig(ways=("amd", "intel", "gaudi", "tpu"), sys=str(tmp_path))
 
     reason = unavailable(config)
 
     assert reason is not None
+    assert not isinstance(reason, AbsentError)
     for name in ("amd: no card", "intel: no card", "gaudi: no device", "tpu: no TPU"):
-        assert name in reason
+        assert name in str(reason)
 
 
 @pytest.mark.parametrize("make", [amd_card, intel_card, tpu_machine])
@@ -56,7 +89,10 @@ def test_a_missing_module_names_its_extra(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_no_way_at_all_is_said() -> None:
-    assert unavailable(replace(XpuConfig(), ways=())) == "no way of reading accelerators is enabled"
+    assert (
+        str(unavailable(replace(XpuConfig(), ways=())))
+        == "no way of reading accelerators is enabled"
+    )
     assert finding.ways(replace(XpuConfig(), ways=())) == []
 
 

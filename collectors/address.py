@@ -1,11 +1,19 @@
 """Addresses of inference servers, as people write them."""
 
+import errno
 import re
 import socket
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import SplitResult, urlsplit
 
 _NO_HOST = re.compile(r"[\s\x00-\x1f\x7f]")
+
+
+def in_use_advice(error: OSError, *, find: str, setting: str) -> str:
+    """What to do about an address that another has, to put behind the error; else nothing."""
+    if error.errno != errno.EADDRINUSE:
+        return ""
+    return f" (`{find}` tells who has it; {setting} sets another)"
 
 
 def endpoint(url: str) -> SplitResult:

@@ -186,11 +186,16 @@ class Runner:
                 error = f"{type(crash).__name__}: {crash}"
             if stop.is_set():
                 return
+            known = in_a_row > 0 and error == self._error
             in_a_row = 1 if time.monotonic() - began > HEALTHY_S else in_a_row + 1
             pause_s = backoff_s(in_a_row, self._rng)
             self._failures += 1
             self._state, self._error = "backoff", error
-            logger.warning("Source %s: %s; starting it again in %.1f s", self.name, error, pause_s)
+            logger.log(
+                logging.DEBUG if known else logging.WARNING,
+                "Source %s: %s; starting it again in %.1f s",
+                *(self.name, error, pause_s),
+            )
             if not stop.wait(pause_s):
                 self._state = "running"
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from latencyprism.collectors.address import in_use_advice
+
 RECEIVE_BYTES: Final = 4 << 20
 """Memory asked of the kernel for datagrams not read yet; without CAP_NET_ADMIN it gives less."""
 SO_RCVBUFFORCE: Final = 33
@@ -64,7 +66,12 @@ class Datagrams:
         try:
             self._socket = self._bind_unix(address, mode) if target is None else _bind_udp(target)
         except OSError as error:
-            raise type(error)(error.errno, f"{error.strerror}: syslog {address}") from error
+            advice = in_use_advice(
+                error,
+                find="ss -lxp" if target is None else "ss -lunp",
+                setting="collectors.gateway.syslog",
+            )
+            raise type(error)(error.errno, f"{error.strerror}: syslog {address}{advice}") from error
         self._socket.settimeout(0)
         _ask_memory(self._socket)
         self._socket.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
-from latencyprism.collectors.address import endpoint
+from latencyprism.collectors.address import endpoint, in_use_advice
 from latencyprism.collectors.otlp.config import OtlpConfig
 from latencyprism.collectors.otlp.instances import Instances
 from latencyprism.collectors.otlp.receiver import Receiver
@@ -28,15 +28,17 @@ def checked_address(value: str) -> tuple[str, int]:
     return host, port
 
 
-def listen(address: tuple[str, int]) -> socket.socket:
-    """A listening socket. Raises OSError naming the address."""
+def listen(address: tuple[str, int], protocol: str = "HTTP") -> socket.socket:
+    """A listening socket. Raises OSError naming the address and, if it is in use, what to do."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     try:
         return socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
         name = f"{address[0]}:{address[1]}"
+        setting = f"collectors.otlp.{protocol.lower()}"
+        advice = in_use_advice(error, find="ss -ltnp", setting=setting)
         raise type(error)(
-            error.errno, f"OTLP cannot listen on {name} for HTTP: {error.strerror}"
+            error.errno, f"OTLP cannot listen on {name} for {protocol}: {error.strerror}{advice}"
         ) from error
 
 
@@ -87,6 +89,8 @@ class OtlpSource:
             if config.grpc:
                 from latencyprism.collectors.otlp.grpc import GrpcServer
 
+                # The library tells of an address in use on standard error, and not by whom.
+                listen(checked_address(config.grpc), "gRPC").close()
                 grpc_server = GrpcServer(receiver, config.grpc, max_bytes=max_bytes)
                 servers.callback(grpc_server.close)
             if config.http:

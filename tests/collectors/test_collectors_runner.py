@@ -72,6 +72,23 @@ def test_trouble_of_the_machine_is_told_in_a_line(
     assert "Traceback" not in caplog.text
 
 
+def test_the_same_trouble_is_told_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    source = Failing("otlp", OSError("cannot listen on 127.0.0.1:4317"))
+    runner = runner_of(source)
+    runner.start()
+    wait_for(lambda: runner.status.failures >= 3)
+    source.error = OSError("another trouble")
+    wait_for(lambda: runner.status.error == "another trouble")
+    runner.stop()
+
+    assert runner.join(1)
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.split(";")[0] for message in told] == [
+        "Source otlp: cannot listen on 127.0.0.1:4317",
+        "Source otlp: another trouble",
+    ]
+
+
 @pytest.mark.parametrize("refusal", [PermissionError("no"), UnavailableError("no")])
 def test_source_that_is_not_permitted_is_left_alone(refusal: Exception) -> None:
     source = Failing("network", refusal)

@@ -364,9 +364,13 @@ def test_prompts_do_not_reach_kafkas_bytes(running: Running) -> None:
 def test_an_address_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        for config in (OtlpConfig(grpc=address, http=""), OtlpConfig(grpc="", http=address)):
+        for way in ("grpc", "http"):
+            config = replace(OtlpConfig(grpc="", http=""), **{way: address})  # type: ignore[arg-type]
             source = OtlpSource((), config)
-            with pytest.raises(OSError, match=f"cannot listen on {address}"):
+            words = (
+                rf"cannot listen on {address} .* in use.*\(`ss -ltnp` .* collectors\.otlp\.{way} "
+            )
+            with pytest.raises(OSError, match=words):
                 source.run(Collected(), threading.Event())
 
 

@@ -20,7 +20,7 @@ from latencyprism.collectors.catalogue import BUILDERS, Planned, plan
 from latencyprism.collectors.config import CollectorConfig
 from latencyprism.collectors.discovery.source import DiscoverySource
 from latencyprism.collectors.leading import Leading
-from latencyprism.collectors.privileges import NEEDED, drop, needed
+from latencyprism.collectors.privileges import NEEDED, drop, needed, permitted
 from latencyprism.collectors.publisher import KafkaPublisher, Publisher
 from latencyprism.collectors.runner import Runner, SourceState, ThreadClock
 from latencyprism.collectors.shedding import NOTHING, Cost, Decision, Share, Shedder
@@ -120,6 +120,8 @@ class Agent:
         self._shedder = Shedder(config.cost)
         self._cost: Cost | None = None
         self._refusals: set[str] = set()
+        self._ran = False
+        """Whether it has begun to run, so that privileges were given up if they should be."""
         self._groups: list[_Group] = []
         self._groups = self._groups_for(config)
 
@@ -133,6 +135,7 @@ class Agent:
 
         Raises ValueError when the client library refuses the Kafka settings.
         """
+        self._ran = True
         self._publisher.start()
         for runner in self._runners():
             runner.start()
@@ -141,6 +144,11 @@ class Agent:
         finally:
             _end(self._runners())
             self._publisher.close(FLUSH_S)
+            stats = self._publisher.stats()
+            logger.info(
+                "Ended: of %d samples %d were dropped; the broker has %d messages",
+                *(stats.samples, sum(stats.dropped.values()), stats.packs),
+            )
 
     def apply(self, config: CollectorConfig) -> None:
         """Go on with other settings: sources whose inputs are the same run on untouched.
@@ -211,13 +219,21 @@ class Agent:
         try:
             sources = planned.make()
         except UnavailableError as error:
-            if str(error) not in self._refusals:
-                self._refusals.add(str(error))
+            why = f"{error}{self._lost(planned.name)}"
+            if why not in self._refusals:
+                self._refusals.add(why)
                 level = logging.INFO if isinstance(error, AbsentError) else logging.WARNING
-                logger.log(level, "Source %s is not available: %s", planned.name, error)
-            return _Group(planned, unavailable=str(error))
+                logger.log(level, "Source %s is not available: %s", planned.name, why)
+            return _Group(planned, unavailable=why)
         runners = [Runner(source, self._leading.of(source.name), self._rng) for source in sources]
         return _Group(planned, runners)
+
+    def _lost(self, kind: str) -> str:
+        """What to say of a source that lacks privileges which the agent gave up at its start."""
+        wanted = next((many for name, many in NEEDED.items() if name == kind), ())
+        if not self._ran or not self._config.privileges.user or permitted().issuperset(wanted):
+            return ""
+        return "; the agent gave its privileges up when it started, so restart the agent"
 
     def _discovery(self, config: CollectorConfig) -> list[DiscoverySource]:
         return [DiscoverySource(config.discovery, config.engines, self._take_found)]

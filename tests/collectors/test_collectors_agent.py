@@ -25,12 +25,17 @@ from latencyprism.collectors import agent as agent_module
 from latencyprism.collectors import runner as runner_module
 from latencyprism.collectors.agent import Agent, process_cost, set_by_signals
 from latencyprism.collectors.catalogue import Planned
-from latencyprism.collectors.config import CollectorConfig, CostConfig, PublishConfig
+from latencyprism.collectors.config import (
+    CollectorConfig,
+    CostConfig,
+    PrivilegesConfig,
+    PublishConfig,
+)
 from latencyprism.collectors.discovery.config import DiscoveryConfig
 from latencyprism.collectors.publisher import MemoryPublisher
 from latencyprism.collectors.source import AbsentError, Source, UnavailableError
 from latencyprism.schemas.records import AgentSample
-from latencyprism.schemas.topics import TELEMETRY_AGENTS
+from latencyprism.schemas.topics import TELEMETRY_AGENTS, TELEMETRY_HOST
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +105,47 @@ def test_what_the_machine_does_not_have_is_no_warning(
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (level, "Source xpu is not available: no accelerator")
     ]
+
+
+@pytest.mark.parametrize(("user", "told"), [("nobody", True), ("", False)])
+def test_a_source_that_comes_after_privileges_were_given_up_asks_for_a_restart(
+    monkeypatch: pytest.MonkeyPatch, user: str, told: bool
+) -> None:
+    monkeypatch.setattr(agent_module, "permitted", lambda: {"CAP_NET_RAW"})
+    settings = config(privileges=PrivilegesConfig(user=user), sources=())
+
+    def refuse(_: CollectorConfig) -> Sequence[Source]:
+        raise UnavailableError("needs capabilities")
+
+    def plan(config: CollectorConfig) -> list[Planned]:
+        return [Planned(kind, (), refuse, config) for kind in config.sources]
+
+    agent = Agent(
+        settings,
+        MemoryPublisher(),
+        plan=plan,
+        reread=lambda: (replace(settings, sources=("kernel", "network")), ()),
+    )
+    with running(agent):
+        agent.reload.set()
+        wait_for(lambda: "kernel" in states(agent))
+        errors = {source.name: source.error for source in agent.status().sources}
+
+    assert ("restart the agent" in str(errors["kernel"])) is told
+    assert errors["network"] == "needs capabilities"
+
+
+def test_its_end_tells_what_became_of_the_samples(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "latencyprism.collectors")
+    publisher = MemoryPublisher()
+    agent = Agent(config(), publisher, plan=planned(Beating()))
+    with running(agent):
+        wait_for(lambda: states(agent)["host"] == "running")
+        publisher.sample(TELEMETRY_HOST, "no record")
+
+    assert caplog.records[-1].getMessage() == (
+        f"Ended: of 1 samples 1 were dropped; the broker has {len(publisher.packs)} messages"
+    )
 
 
 def test_source_that_does_not_stop_holds_the_agent_up_only_so_long(

@@ -31,6 +31,8 @@ LIVE_STREAMS: Final = 8
 SETTLE_S: Final = 4.0
 """After its start, the agent has read its code and looked for the server's processes."""
 READY_S: Final = 30.0
+UNBOUNDED: Final = {"cpu_pct": 1e6, "rss_mb": 1e6, "bytes_s": 1e12}
+"""An agent that sheds its dearest source would be measured without it."""
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 
 Blocks = Sequence[tuple[float, float]]
@@ -151,11 +153,16 @@ def broker() -> Iterator[str]:
 def agent(url: str, bootstrap: str) -> Iterator[int]:
     """Process id of an agent that watches the server and has settled.
 
-    Raises OSError with the end of its log when it does not start.
+    Raises OSError with what it complained of when it does not start, ends, or one of its sources
+    does not run: it would seem cheaper than it is.
     """
     settings = {
         "kafka": {"bootstrap": bootstrap},
-        "collectors": {"engines": [url], "sources": ["engine", "host", "network"]},
+        "collectors": {
+            "engines": [url],
+            "sources": ["engine", "host", "network"],
+            "cost": UNBOUNDED,
+        },
     }
     with tempfile.TemporaryDirectory(prefix="latencyprism-bench-") as temporary:
         folder = Path(temporary)
@@ -178,6 +185,8 @@ def agent(url: str, bootstrap: str) -> Iterator[int]:
                 yield process.pid
                 if process.poll() is not None:
                     raise OSError(f"the agent ended:\n{log.read_text()[-2000:]}")
+                if told := [line for line in log.read_text().splitlines() if " WARNING " in line]:
+                    raise OSError("the agent did not run as it should:\n" + "\n".join(told))
             finally:
                 process.terminate()
 

@@ -66,3 +66,15 @@ def test_agent_and_what_it_takes_are_measured(monkeypatch: pytest.MonkeyPatch) -
         for group in ("server", "noise")
         for value in ("throughput", "p99")
     }
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not may_capture(), reason="needs CAP_NET_RAW")
+def test_an_agent_without_one_of_its_sources_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("latencyprism.bench.agent.SETTLE_S", 0.5)
+    monkeypatch.setattr("latencyprism.bench.agent.STREAMS", 4)
+    monkeypatch.setattr("latencyprism.bench.agent.UNBOUNDED", {"cpu_pct": 0.01, "patience_s": 1})
+    with pytest.raises(OSError, match=r"did not run as it should(.|\n)*Shedding"):
+        measure_agent(Times(runs=1, run_s=3.0))

@@ -50,11 +50,12 @@ lock: ## resolve the newest allowed versions into requirements.lock
 clean: ## remove what was installed and built here
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
+# Twice quiet: setuptools warns of the links to the parts, which are meant; errors still show.
 $(VENV)/ready: pyproject.toml requirements.lock deploy/prepare.sh
 	sh deploy/prepare.sh $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet -r requirements.lock
-	$(BIN)/pip install --quiet --no-deps -e .
+	$(BIN)/pip install --quiet --quiet --no-deps -e .
 	-$(BIN)/python -c 'from latencyprism.local.jars import ensure_jars; ensure_jars()'
 	touch $@
